@@ -1,0 +1,144 @@
+"""The error tree, and the one formatter that lists every offender.
+
+An error carries data (`headline`, `offences`, `remedy`) and formats itself late, so that a caller can read which
+leaves failed without parsing a message, and a person sees all of them at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Offence:
+    """One thing that is wrong: where, what, the facts behind it, and what would work.
+
+    >>> print(Offence("mlp/kernel", "dim 1 (10) does not divide by 'tp' (4)", shape=(8, 10), remedy="'tp' of size 2"))
+    mlp/kernel: dim 1 (10) does not divide by 'tp' (4) [shape (8, 10)]; would work: 'tp' of size 2
+    """
+
+    where: str
+    problem: str
+    shape: tuple[int, ...] | None = None
+    spec: object = None
+    rule: str | None = None
+    remedy: str | None = None
+
+    def __str__(self) -> str:
+        facts = [
+            f"{name} {value}"
+            for name, value in (("shape", self.shape), ("spec", self.spec), ("rule", self.rule))
+            if value is not None
+        ]
+        text = f"{self.where}: {self.problem}" if self.where else self.problem
+        if facts:
+            text += f" [{', '.join(facts)}]"
+        return f"{text}; would work: {self.remedy}" if self.remedy else text
+
+
+class ShardaxError(Exception):
+    """The root of everything shardax raises on purpose.
+
+    >>> print(ShardaxError("2 leaves do not fit", [Offence("a", "no rule"), Offence("b", "no rule")], "add a rule"))
+    2 leaves do not fit
+      a: no rule
+      b: no rule
+    add a rule
+    """
+
+    def __init__(self, headline: str, offences: Iterable[Offence] = (), remedy: str = "") -> None:
+        self.headline = headline
+        self.offences = tuple(offences)
+        self.remedy = remedy
+        # args mirror the signature: the error survives pickling between processes.
+        super().__init__(headline, self.offences, remedy)
+
+    def __str__(self) -> str:
+        lines = [self.headline, *(f"  {offence}" for offence in self.offences)]
+        return "\n".join([*lines, self.remedy] if self.remedy else lines)
+
+
+# ---- names: meshes, axes, specs, rules, layouts -------------------------------------------------------------------
+
+
+class MeshError(ShardaxError, ValueError):
+    """A mesh that cannot be: bad sizes, bad names, a product that is not the number of devices."""
+
+
+class NoMeshError(MeshError, AssertionError):
+    """Something needs a mesh and finds none: no argument, no `jax.set_mesh`, no `with mesh:`."""
+
+
+class MeshConflictError(MeshError):
+    """Two different meshes at once; neither is silently preferred."""
+
+
+class UnknownAxisError(ShardaxError, KeyError, ValueError):
+    """A name that is neither a mesh axis nor a semantic axis."""
+
+    __str__ = ShardaxError.__str__  # KeyError would print the repr of the message
+
+
+class AxisRuleError(ShardaxError, ValueError):
+    """A semantic axis or its rule that makes no sense: blank, already registered, a cycle, an unknown mode."""
+
+
+class SpecError(ShardaxError, ValueError):
+    """A partition spec that does not fit its array: rank, divisibility, one mesh axis used twice."""
+
+
+class RuleError(ShardaxError, ValueError):
+    """Rules that do not parse, match nothing, or leave leaves unmatched."""
+
+
+class LeafError(ShardaxError, TypeError, ValueError):
+    """A leaf that is not an array where an array is needed, or a tree without leaves."""
+
+
+class LayoutError(ShardaxError, ValueError):
+    """A layout and a tree (or a file, or another layout) that do not belong together."""
+
+
+class PlacementError(ShardaxError, ValueError):
+    """Arrays that could not be put under a layout: wrong shape, too large for the device, not addressable."""
+
+
+# ---- state: jit, shard_map and the cells they thread --------------------------------------------------------------
+
+# ---- cluster: many processes ----------------------------------------------------------------------------------------
+
+# ---- data: splitting and feeding ------------------------------------------------------------------------------------
+
+# ---- proving: targets, compilers, HLO -------------------------------------------------------------------------------
+
+
+# ---- words for messages ---------------------------------------------------------------------------------------------
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """The close matches for a mistyped name, as the tail of a message (empty when nothing is close).
+
+    >>> did_you_mean("fspd", ["dp", "fsdp", "tp"])
+    "; did you mean 'fsdp'?"
+    >>> did_you_mean("zebra", ["dp", "fsdp"])
+    ''
+    """
+    candidates = [str(candidate) for candidate in known]
+    close = difflib.get_close_matches(str(name), candidates, n=3, cutoff=0.6)
+    if not close:
+        lowered = {candidate.lower(): candidate for candidate in candidates}
+        close = [
+            lowered[key] for key in difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.6)
+        ]
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def plural(count: int, noun: str, many: str | None = None) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "leaf", "leaves"), plural(3, "leaf", "leaves"), plural(0, "rule")
+    ('1 leaf', '3 leaves', '0 rules')
+    """
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
