@@ -89,10 +89,7 @@ def test_rooms_export_nothing():
 def test_public_names_are_listed_once():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     names = [
-        alias.asname or alias.name
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
     ]
     assert not [name for name, count in Counter(names).items() if count > 1]
     rooms = {path.stem for path in FILES if path.parent == PACKAGE} | {

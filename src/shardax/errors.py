@@ -129,9 +129,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     close = difflib.get_close_matches(str(name), candidates, n=3, cutoff=0.6)
     if not close:
         lowered = {candidate.lower(): candidate for candidate in candidates}
-        close = [
-            lowered[key] for key in difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.6)
-        ]
+        close = [lowered[key] for key in difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.6)]
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
