@@ -15,6 +15,19 @@ from shardax.errors import RuleError as RuleError
 from shardax.errors import ShardaxError as ShardaxError
 from shardax.errors import SpecError as SpecError
 from shardax.errors import UnknownAxisError as UnknownAxisError
+from shardax.names.mesh import MeshSpec as MeshSpec
+from shardax.names.mesh import current_mesh as current_mesh
+from shardax.names.mesh_build import create_cpu_mesh as create_cpu_mesh
+from shardax.names.mesh_build import create_mesh as create_mesh
+from shardax.names.mesh_build import describe as describe
+from shardax.names.mesh_build import make_mesh as make_mesh
+from shardax.names.mesh_build import parse_mesh_from_string as parse_mesh_from_string
+from shardax.names.mesh_queries import get_axes_size_in_mesh as get_axes_size_in_mesh
+from shardax.names.mesh_queries import get_incontext_mesh as get_incontext_mesh
+from shardax.names.mesh_queries import get_mesh_axis_names as get_mesh_axis_names
+from shardax.names.mesh_queries import get_mesh_axis_size as get_mesh_axis_size
+from shardax.names.mesh_queries import get_submesh_device_index as get_submesh_device_index
+from shardax.names.mesh_queries import names_in_current_mesh as names_in_current_mesh
 from shardax.tables import Table as Table
 
 __version__ = "0.1.0"
