@@ -28,6 +28,15 @@ from shardax.names.mesh_queries import get_mesh_axis_names as get_mesh_axis_name
 from shardax.names.mesh_queries import get_mesh_axis_size as get_mesh_axis_size
 from shardax.names.mesh_queries import get_submesh_device_index as get_submesh_device_index
 from shardax.names.mesh_queries import names_in_current_mesh as names_in_current_mesh
+from shardax.names.spec import FREE as FREE
+from shardax.names.spec import REPLICATED as REPLICATED
+from shardax.names.spec import Correction as Correction
+from shardax.names.spec import Fit as Fit
+from shardax.names.spec import canonical as canonical
+from shardax.names.spec import fit as fit
+from shardax.names.spec import local_shape as local_shape
+from shardax.names.spec import replication_factor as replication_factor
+from shardax.names.spec import shard_count as shard_count
 from shardax.tables import Table as Table
 
 __version__ = "0.1.0"

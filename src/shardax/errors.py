@@ -109,9 +109,42 @@ class PlacementError(ShardaxError, ValueError):
 
 # ---- cluster: many processes ----------------------------------------------------------------------------------------
 
+
+class ClusterError(ShardaxError, RuntimeError):
+    """Several processes that cannot work together: one is missing, twice there, different, or gone."""
+
+
+class ProcessesError(ClusterError, AssertionError):
+    """A function that ran in several processes failed in some; every failing rank with its traceback and output."""
+
+
 # ---- data: splitting and feeding ------------------------------------------------------------------------------------
 
 # ---- proving: targets, compilers, HLO -------------------------------------------------------------------------------
+
+
+class TargetError(ShardaxError, ValueError):
+    """A proof target that does not exist, or a mesh that is not one for it."""
+
+
+class CompilerMissingError(ShardaxError, ImportError):
+    """The compiler of a target is not installed, too old, or not made for this machine."""
+
+
+class CompilerError(ShardaxError, RuntimeError):
+    """The compiler refused the program, or its process crashed."""
+
+
+class CompilerTimeoutError(CompilerError, TimeoutError):
+    """The compiler's process did not answer in time and was stopped."""
+
+
+class ProofError(ShardaxError, ValueError):
+    """A step that cannot be proved as it was given: it does not trace, or an argument has no layout."""
+
+
+class ProofFailure(ShardaxError, AssertionError):
+    """A proof, a tree or a lock file that is not what was asserted."""
 
 
 # ---- words for messages ---------------------------------------------------------------------------------------------
@@ -122,15 +155,20 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
 
     >>> did_you_mean("fspd", ["dp", "fsdp", "tp"])
     "; did you mean 'fsdp'?"
+    >>> did_you_mean("pt", ["dp", "tp"])
+    "; did you mean 'tp'?"
     >>> did_you_mean("zebra", ["dp", "fsdp"])
     ''
     """
-    candidates = [str(candidate) for candidate in known]
-    close = difflib.get_close_matches(str(name), candidates, n=3, cutoff=0.6)
+    wanted = str(name).lower()
+    spelled = {str(candidate).lower(): str(candidate) for candidate in known}
+    # difflib misses two swapped letters in a short name ('pt' for 'tp'), the likeliest slip of all.
+    close = [text for text in spelled if sorted(text) == sorted(wanted)]
+    close += [text for text in difflib.get_close_matches(wanted, spelled, n=3, cutoff=0.6) if text not in close]
     if not close:
-        lowered = {candidate.lower(): candidate for candidate in candidates}
-        close = [lowered[key] for key in difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.6)]
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        return ""
+    shown = [spelled[text] for text in close[:3]]
+    return f"; did you mean {' or '.join(map(repr, shown))}?"
 
 
 def plural(count: int, noun: str, many: str | None = None) -> str:
