@@ -120,11 +120,56 @@ class ProcessesError(ClusterError, AssertionError):
 
 # ---- data: splitting and feeding ------------------------------------------------------------------------------------
 
+
+class FeedError(ShardaxError, ValueError):
+    """A feed or an epoch plan that cannot be, as it was asked for."""
+
+
+class BatchSizeError(FeedError):
+    """A global batch that does not divide over its shards, is not positive, or is larger than the data set allows."""
+
+
+class SplitError(FeedError):
+    """Rows that no process can know it must load: a split that the sharding alone does not settle."""
+
+
+class SourceError(FeedError, TypeError):
+    """A source of records that cannot be read: unknown kind, unequal columns, ragged or changing leaves."""
+
+
+class SourceEndedError(SourceError):
+    """An iterator that ended on some processes and went on in others."""
+
+
+class TransformError(FeedError):
+    """A transform that does not return one row for every row it was given."""
+
+
+class FeedStateError(FeedError):
+    """A state that belongs to another data set, policy, seed or batch; the feed stays where it was."""
+
+
+class ReplicaError(FeedError):
+    """Processes that must hold identical rows and do not."""
+
+
+class SharderError(ShardaxError, ValueError):
+    """A process sharder that is asked for what it cannot do; its state is unchanged."""
+
+
+class SharderStateError(SharderError, TypeError):
+    """A state that is not a sharder's."""
+
+
 # ---- proving: targets, compilers, HLO -------------------------------------------------------------------------------
 
 
 class TargetError(ShardaxError, ValueError):
     """A proof target that does not exist, or a mesh that is not one for it."""
+
+
+class HloParseError(ShardaxError, ValueError):
+    """HLO text that is truncated, mangled, or says two things at once: no number is better than a wrong one."""
 
 
 class CompilerMissingError(ShardaxError, ImportError):

@@ -1,1 +1,3 @@
 """The pytest front door: options, markers and fixtures for checking layouts and proofs in CI."""
+
+pytest_plugins = ("shardax.testing.plugin",)  # @pytest.mark.processes(4, devices=2)

@@ -1,0 +1,61 @@
+"""The pytest half: `@pytest.mark.processes(4, devices=2)` and the fixture `process_pool`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shardax.errors import ProcessesError
+from shardax.testing.pool import ProcessPool, SkippedInProcesses
+
+POOL = pytest.StashKey[ProcessPool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "processes(n, devices=1, timeout=120): run the test in n real processes with that many simulated devices each",
+    )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (pool := config.stash.get(POOL, None)) is not None:
+        pool.close()
+
+
+@pytest.fixture(scope="session")
+def process_pool(pytestconfig: pytest.Config) -> Iterator[ProcessPool]:
+    """The suite's pool of processes: `process_pool.run(function, *args, processes=4, devices=2)`."""
+    yield _pool(pytestconfig)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    marker = pyfuncitem.get_closest_marker("processes")
+    if marker is None:
+        return None
+    names = pyfuncitem._fixtureinfo.argnames  # pyright: ignore[reportPrivateUsage]
+    fixtures: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
+    world = _world(*marker.args, **marker.kwargs)
+    try:
+        _pool(pyfuncitem.config).run(_plain(pyfuncitem.obj), **world, **fixtures)
+    except SkippedInProcesses as reason:
+        raise pytest.skip.Exception(str(reason), _use_item_location=True) from None
+    except ProcessesError as error:
+        pytest.fail(str(error), pytrace=False)
+    return True
+
+
+def _pool(config: pytest.Config) -> ProcessPool:
+    return config.stash.setdefault(POOL, ProcessPool())
+
+
+def _world(n: int, devices: int | tuple[int, ...] = 1, timeout: float = 120.0) -> dict[str, Any]:
+    """The marker's arguments, under the names that `ProcessPool.run` gives them."""
+    return {"processes": n, "devices": devices, "timeout": timeout}
+
+
+def _plain(function: Any) -> Any:
+    return getattr(function, "__func__", function)  # a bound method: the other processes make their own instance
