@@ -3,7 +3,15 @@
 This file is the index of public names, grouped by the file they come from.
 """
 
+from shardax.data.mask import masked_mean as masked_mean
+from shardax.data.plan import EpochPlan as EpochPlan
+from shardax.data.split import RowSplit as RowSplit
+from shardax.data.split import process_bounds as process_bounds
+from shardax.data.split import row_split as row_split
 from shardax.errors import AxisRuleError as AxisRuleError
+from shardax.errors import BatchSizeError as BatchSizeError
+from shardax.errors import FeedError as FeedError
+from shardax.errors import FeedStateError as FeedStateError
 from shardax.errors import LayoutError as LayoutError
 from shardax.errors import LeafError as LeafError
 from shardax.errors import MeshConflictError as MeshConflictError
@@ -11,9 +19,16 @@ from shardax.errors import MeshError as MeshError
 from shardax.errors import NoMeshError as NoMeshError
 from shardax.errors import Offence as Offence
 from shardax.errors import PlacementError as PlacementError
+from shardax.errors import ReplicaError as ReplicaError
 from shardax.errors import RuleError as RuleError
 from shardax.errors import ShardaxError as ShardaxError
+from shardax.errors import SharderError as SharderError
+from shardax.errors import SharderStateError as SharderStateError
+from shardax.errors import SourceEndedError as SourceEndedError
+from shardax.errors import SourceError as SourceError
 from shardax.errors import SpecError as SpecError
+from shardax.errors import SplitError as SplitError
+from shardax.errors import TransformError as TransformError
 from shardax.errors import UnknownAxisError as UnknownAxisError
 from shardax.names.mesh import MeshSpec as MeshSpec
 from shardax.names.mesh import current_mesh as current_mesh

@@ -85,6 +85,18 @@ class AxisRuleError(ShardaxError, ValueError):
     """A semantic axis or its rule that makes no sense: blank, already registered, a cycle, an unknown mode."""
 
 
+class AxisTypeError(AxisRuleError, TypeError):
+    """Something of another kind where an axis, a rule, a PartitionAxis or a PartitionManager belongs."""
+
+
+class NoManagerError(AxisRuleError):
+    """Logical axes and no PartitionManager to read them by: none given, none current, none ever made."""
+
+
+class HashingError(ShardaxError, ValueError):
+    """A hash algorithm that is not there, or that has no digest of its own length."""
+
+
 class SpecError(ShardaxError, ValueError):
     """A partition spec that does not fit its array: rank, divisibility, one mesh axis used twice."""
 
