@@ -1,0 +1,292 @@
+"""Constraints: one implementation for every mesh context, axis type, eager or traced, array or tree.
+
+*parse* (spec, axes or NamedSharding → asked spec) → *fit* (pure, recorded) → *apply* (per axis type: a constraint on
+Auto axes, a reshard on Explicit ones, nothing on Manual ones; a plain transfer where no trace is active).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
+
+from shardax._compat import trace_state_clean
+from shardax.errors import LayoutError, MeshError, NoMeshError, Offence, SpecError
+from shardax.names.axes import PartitionAxis
+from shardax.names.decision import Decision, place_outside, record, warn_outside
+from shardax.names.mesh import AnyMesh, MeshLike, as_mesh, current_mesh, describe_briefly, same_mesh
+from shardax.names.spec import (
+    FREE,
+    Fit,
+    OnMisfit,
+    axes_in,
+    axes_of,
+    check_misfit_policy,
+    entries_of,
+    entry_of,
+    fit_cached,
+    misfit_error,
+)
+from shardax.names.tokens import MODE_TRAIN
+
+
+def with_sharding_constraint(arr: Any, sharding: Any) -> Any:
+    """Constrain an array or tree; whatever does not fit is corrected to None, recorded, never raised.
+
+    `sharding` is one spec or NamedSharding for all leaves, or a prefix tree of them. Leaves that are no arrays pass
+    through. Without a mesh it warns and returns its argument.
+
+    >>> import jax.numpy as jnp, shardax as sx
+    >>> with jax.set_mesh(sx.make_mesh("dp=2,tp=4")):
+    ...     with_sharding_constraint(jnp.ones((8, 6)), jax.P(("dp", "sp"), "tp")).sharding.spec
+    P('dp',)
+    """
+    return _constrain_tree(arr, sharding, _Policy("adapt", stored=True, without_mesh="warn"))
+
+
+def constrain(
+    x: Any,
+    spec_or_axes: Any,
+    *,
+    mesh: MeshLike | None = None,
+    on_misfit: OnMisfit = "error",
+    axes: PartitionAxis | None = None,
+    mode: str = MODE_TRAIN,
+) -> Any:
+    """Constrain an activation (array or tree) to a spec, a NamedSharding, or a list of semantic axes.
+
+    A misfit is an error unless `on_misfit` says "warn" or "adapt"; what an adapted dimension loses is left free.
+
+    >>> import jax.numpy as jnp, shardax as sx
+    >>> mesh = sx.make_mesh("fsdp=2,tp=4")
+    >>> constrain(jnp.ones((4, 8)), [sx.BATCH, sx.HEAD], mesh=mesh, on_misfit="adapt").sharding.spec
+    P('fsdp', 'tp')
+    """
+    check_misfit_policy(on_misfit)
+    resolve = partial((axes or PartitionAxis()).resolve_spec, mode=mode)
+    policy = _Policy(on_misfit, stored=False, without_mesh="error", mesh=mesh, resolve=resolve)
+    return _constrain_tree(x, spec_or_axes, policy)
+
+
+def get_corrected_named_sharding(
+    shape: Sequence[int], partition_spec: PartitionSpec, raise_mesh_error: bool = True
+) -> NamedSharding:
+    """The NamedSharding that `with_sharding_constraint` would use for this shape in the mesh in force.
+
+    >>> import shardax as sx
+    >>> with jax.set_mesh(sx.make_mesh("dp=2,tp=4")):
+    ...     get_corrected_named_sharding((8, 6), jax.P("dp", "tp")).spec
+    P('dp',)
+    """
+    mesh = current_mesh()
+    if mesh is None:
+        if raise_mesh_error:
+            raise NoMeshError(
+                "get_corrected_named_sharding needs a mesh and none is in force",
+                remedy="enter `with jax.set_mesh(mesh):` (or `with mesh:`)",
+            )
+        warn_outside("no mesh is in force: the sharding is replicated on an empty mesh")
+        return NamedSharding(Mesh(np.empty((), dtype=object), ()), PartitionSpec())
+    found = fit_cached(partition_spec, tuple(shape), mesh.shape_tuple, 4, True)
+    if found.corrections:
+        record(_decision(found, shape, np.float32))
+    return NamedSharding(mesh, found.spec)
+
+
+# ---- trees ----------------------------------------------------------------------------------------------------------
+
+
+class _Policy:
+    """What a front door decided for every leaf of one call: how misfits and a missing mesh are met."""
+
+    __slots__ = ("mesh", "on_misfit", "resolve", "stored", "without_mesh")
+
+    def __init__(
+        self,
+        on_misfit: OnMisfit,
+        *,
+        stored: bool,
+        without_mesh: str,
+        mesh: MeshLike | None = None,
+        resolve: Callable[[Any], PartitionSpec] | None = None,
+    ) -> None:
+        self.on_misfit, self.stored, self.without_mesh = on_misfit, stored, without_mesh
+        self.mesh, self.resolve = None if mesh is None else as_mesh(mesh), resolve
+
+
+def _constrain_tree(tree: Any, sharding: Any, policy: _Policy) -> Any:
+    asked = _as_target(sharding, policy)
+    if asked is not None:
+        if isinstance(tree, (jax.Array, np.ndarray)):  # the common case, without tree machinery
+            return _constrain_leaf(tree, asked, policy)
+        return jax.tree.map(lambda leaf: _constrain_leaf(leaf, asked, policy), tree)
+    try:
+        return jax.tree.map(
+            lambda target, part: part if target is None else _constrain_tree(part, target, policy),
+            sharding,
+            tree,
+            is_leaf=lambda node: node is None or _as_target(node, policy) is not None,
+        )
+    except ValueError as error:
+        if isinstance(error, (SpecError, LayoutError, MeshError)) or "prefix" not in str(error).lower():
+            raise
+        raise LayoutError(f"the shardings are not a prefix of the tree: {error}") from None
+
+
+def _as_target(sharding: Any, policy: _Policy) -> PartitionSpec | NamedSharding | None:
+    """The spec or sharding that this is, or None for a tree of them."""
+    if isinstance(sharding, (PartitionSpec, NamedSharding)):
+        return sharding
+    if policy.resolve is not None and isinstance(sharding, (list, tuple)) and _is_axes(sharding):
+        return policy.resolve(sharding)
+    if isinstance(sharding, jax.sharding.Sharding) or (
+        sharding is not None and jax.tree.leaves(sharding) == [sharding]
+    ):
+        raise SpecError(
+            f"not a sharding constraint: {sharding!r} ({type(sharding).__name__})",
+            remedy="give a PartitionSpec, a NamedSharding, or a tree of them",
+        )
+    return None
+
+
+def _is_axes(value: Sequence[Any]) -> bool:
+    return len(value) > 0 and all(
+        entry is None or isinstance(entry, str) or (isinstance(entry, (list, tuple)) and _is_axes(entry))
+        for entry in value
+    )
+
+
+# ---- one leaf -------------------------------------------------------------------------------------------------------
+
+
+def _constrain_leaf(x: Any, target: PartitionSpec | NamedSharding, policy: _Policy) -> Any:
+    if not isinstance(x, (jax.Array, np.ndarray)):
+        return x
+    if isinstance(target, NamedSharding):
+        spec, mesh = target.spec, current_mesh(target.mesh)
+    else:
+        spec, mesh = target, current_mesh(policy.mesh)
+    if mesh is None or not mesh.axis_names:
+        return _without_mesh(x, spec, policy)
+    traced = not trace_state_clean()
+    plan = _plan(spec, x.shape, _itemsize(x), mesh, get_abstract_mesh() if traced else None, policy.stored)
+    if plan.fit.corrections:
+        _report(plan.fit, x, policy)
+    return plan.trace(x) if traced else plan.put(x)
+
+
+def _without_mesh(x: Any, spec: PartitionSpec, policy: _Policy) -> Any:
+    message = f"no mesh is in force: the constraint {spec} on shape {x.shape} does nothing"
+    if policy.without_mesh == "error":
+        raise NoMeshError(message, remedy="pass mesh=…, or enter `with jax.set_mesh(mesh):` (or `with mesh:`)")
+    warn_outside(message)
+    return x
+
+
+def _report(found: Fit, x: Any, policy: _Policy) -> None:
+    if policy.on_misfit == "error":
+        raise misfit_error("the constraint does not fit", [(found, place_outside(), None)])
+    record(_decision(found, x.shape, x.dtype), warn=policy.on_misfit == "warn")
+
+
+def _decision(found: Fit, shape: Sequence[int], dtype: Any) -> Decision:
+    return Decision(place_outside(), tuple(shape), str(dtype), found.spec, f"the constraint {found.asked}", found)
+
+
+def _itemsize(x: Any) -> int:
+    return getattr(x.dtype, "itemsize", 8)
+
+
+class _Plan:
+    """A constraint resolved against one shape, mesh and context: what to call, computed once and cached."""
+
+    __slots__ = ("auto", "explicit", "fit", "mesh", "on_mesh", "spec")
+
+    def __init__(self, found: Fit, mesh: AnyMesh, context: AbstractMesh | None) -> None:
+        self.fit, self.mesh, self.spec = found, mesh, found.spec
+        inside = context is not None and not context.empty
+        self.on_mesh = context if inside and context is not None else mesh
+        kinds = dict(zip(self.on_mesh.axis_names, self.on_mesh.axis_types, strict=True))
+        self.auto = self._part(kinds, AxisType.Auto)
+        self.explicit = self._part(kinds, AxisType.Explicit)
+        if self.auto is not None and self.explicit is not None:
+            _check_order(found, kinds)
+
+    def _part(self, kinds: dict[str, AxisType], kind: AxisType) -> PartitionSpec | None:
+        """The spec on the axes of one kind, or None where the mesh has no axes of it."""
+        if kind not in kinds.values():
+            return None
+        entries = [
+            entry if entry is FREE else entry_of([axis for axis in axes_of(entry) if kinds[axis] == kind])
+            for entry in entries_of(self.spec, len(self.fit.shape))
+        ]
+        return PartitionSpec(*entries)
+
+    def trace(self, x: Any) -> Any:
+        """Apply inside a trace: reshard over Explicit axes, then constrain over Auto ones; Manual axes are dropped."""
+        if self.explicit is not None:
+            sharding = _named(self.on_mesh, _without_free(self.explicit, self.on_mesh, x))
+            # Where all axes are Explicit and jax.set_mesh is not, only a transfer carries the devices into the program.
+            transfer = self.auto is None and isinstance(self.on_mesh, Mesh)
+            x = jax.device_put(x, sharding) if transfer else jax.reshard(x, sharding)
+        return x if self.auto is None else jax.lax.with_sharding_constraint(x, _named(self.on_mesh, self.auto))
+
+    def put(self, x: Any) -> Any:
+        """Apply outside any trace: one transfer, no compilation."""
+        if not isinstance(self.mesh, Mesh):
+            raise MeshError(
+                f"the mesh in force is abstract ({describe_briefly(self.mesh)}): it has no devices to put an array on",
+                remedy="enter a mesh of devices, or call this inside jit or jax.eval_shape",
+            )
+        return jax.device_put(x, _named(self.mesh, _without_free(self.spec, self.mesh, x)))
+
+
+_named = lru_cache(maxsize=16384)(NamedSharding)
+
+
+def _without_free(spec: PartitionSpec, mesh: AnyMesh, x: Any) -> PartitionSpec:
+    """A transfer must name every dimension: a free one keeps what it has, as far as its axes are not used."""
+    if not any(entry is FREE for entry in spec):
+        return spec
+    now = getattr(x if trace_state_clean() else jax.typeof(x), "sharding", None)
+    held = now.spec if isinstance(now, NamedSharding) and same_mesh(now.mesh, mesh) else PartitionSpec()
+    used = set(axes_in(spec))
+    entries = [
+        (held_entry if used.isdisjoint(axes_of(held_entry)) else None) if entry is FREE else entry
+        for entry, held_entry in zip(spec, entries_of(held, len(spec)), strict=False)
+    ]
+    return PartitionSpec(*entries)
+
+
+def _check_order(found: Fit, kinds: dict[str, AxisType]) -> None:
+    """JAX lays Auto axes inside Explicit ones: the other order cannot be said on a mixed mesh."""
+    problems = [
+        Offence(
+            f"dim {dim}",
+            f"{axes} puts the Auto axis {auto!r} outside the Explicit axis {axes[place + 1]!r}; JAX has no such layout",
+            spec=found.spec,
+            remedy="name the Explicit axes first",
+        )
+        for dim, entry in enumerate(found.spec)
+        for axes in [axes_of(entry)]
+        for place, auto in enumerate(axes[:-1])
+        if kinds[auto] == AxisType.Auto and kinds[axes[place + 1]] == AxisType.Explicit
+    ]
+    if problems:
+        raise SpecError("one dimension mixes axis types in the wrong order", problems)
+
+
+@lru_cache(maxsize=16384)
+def _plan(
+    spec: PartitionSpec,
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: AnyMesh,
+    context: AbstractMesh | None,
+    stored: bool,
+) -> _Plan:
+    return _Plan(fit_cached(spec, shape, mesh.shape_tuple, itemsize, stored), mesh, context)

@@ -1,0 +1,144 @@
+"""`Decision`: what one array got, by which rule, and what it lost; and the log that collects decisions.
+
+Nothing is replicated, dropped or moved without one of these.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from shardax.names.spec import Fit, shard_count_of
+
+WARN_ABOVE_BYTES = 1 << 20
+"""A correction that costs more than this on every device is warned about, once per place."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One leaf: where it is, what it is, the spec it got, the rule that gave it, and what it lost on the way."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: PartitionSpec
+    rule: str
+    fit: Fit
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole array."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.size * itemsize_of(self.dtype)
+
+    @property
+    def shards(self) -> int:
+        """Distinct blocks on the mesh."""
+        return shard_count_of(self.spec, dict(self.fit.mesh))
+
+    @property
+    def copies(self) -> int:
+        """Devices that hold the same block."""
+        return math.prod(size for _, size in self.fit.mesh) // self.shards
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes of one device's block."""
+        return self.nbytes // self.shards
+
+    def __str__(self) -> str:
+        lines = [f"{self.path or '(root)'}: {self.dtype}{list(self.shape)} → {self.spec}, by {self.rule}"]
+        lines += [f"  corrected: {correction}" for correction in self.fit.corrections]
+        return "\n".join(lines)
+
+
+def itemsize_of(dtype: Any) -> int:
+    """Bytes of one element; a JAX extended dtype (a PRNG key) counts what its base array holds."""
+    try:
+        return np.dtype(dtype).itemsize
+    except TypeError:
+        return getattr(dtype, "itemsize", 8)
+
+
+# ---- the log --------------------------------------------------------------------------------------------------------
+
+_logs: ContextVar[tuple[list[Decision], ...]] = ContextVar("shardax_corrections", default=())
+
+
+@contextmanager
+def corrections() -> Generator[list[Decision]]:
+    """Collect every decision that corrected something inside the block, also those taken while tracing.
+
+    >>> import jax, jax.numpy as jnp, shardax as sx
+    >>> with jax.set_mesh(sx.make_mesh("tp=4")), sx.corrections() as log:
+    ...     _ = sx.with_sharding_constraint(jnp.ones((6, 4)), jax.P("tp"))
+    >>> [str(correction) for correction in log[0].fit.corrections]
+    ["dim 0 loses 'tp' (indivisible: 6 does not divide by 'tp' (4), 72 B more per device)"]
+    """
+    log: list[Decision] = []
+    token = _logs.set((*_logs.get(), log))
+    try:
+        yield log
+    finally:
+        _logs.reset(token)
+
+
+def record(decision: Decision, *, warn: bool = False) -> None:
+    """Put a decision into every open log; warn when asked to, when it costs much, or when every move is logged."""
+    for log in _logs.get():
+        log.append(decision)
+    costly = decision.fit.bytes_per_device >= WARN_ABOVE_BYTES
+    if decision.fit.corrections and (warn or costly or every_move_is_logged()):
+        what = f"{decision.path}: " if decision.path else ""
+        for correction in decision.fit.corrections:
+            warn_outside(f"{what}{decision.fit.asked} on shape {decision.shape}: {correction}")
+
+
+def every_move_is_logged() -> bool:
+    """`LOG_SHARDING_MOVE` in the environment, read when used."""
+    return os.environ.get("LOG_SHARDING_MOVE", "").lower() in ("1", "true", "yes", "on")
+
+
+# ---- the user's place -----------------------------------------------------------------------------------------------
+
+_PACKAGE = str(Path(__file__).parent.parent)
+
+
+def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user that called into shardax (so Python shows it once per place)."""
+    frame, level = _first_outside()
+    warnings.warn(message, category, stacklevel=level if frame else 2)
+
+
+def place_outside() -> str:
+    """`file:line` of the user's line that called into shardax."""
+    frame, _ = _first_outside()
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "unknown place"
+
+
+def _first_outside() -> tuple[FrameType | None, int]:
+    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    level = 2
+    while frame is not None and _is_inner(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return frame, level
+
+
+def _is_inner(filename: str) -> bool:
+    return filename.startswith((_PACKAGE, "<frozen")) or f"{os.sep}jax{os.sep}" in filename
