@@ -1,0 +1,147 @@
+"""From axes as they are written to mesh axes: one reader, whatever the names come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from shardax.errors import AxisTypeError, Offence, SpecError, UnknownAxisError, did_you_mean
+from shardax.names.registry import AxisRule, cycle_error
+from shardax.names.spec import FREE, axes_of
+from shardax.names.tokens import EMPTY, NOT_GIVEN, Axis, MeshAxes
+
+
+def frozen_axes(axes: Any) -> tuple[Axis, ...]:
+    """One axis per dimension, as a hashable value.
+
+    >>> frozen_axes(["batch", ["dp", None]])
+    ('batch', ('dp', None))
+    """
+    if isinstance(axes, str) or not isinstance(axes, Sequence):
+        hint = f"[{axes!r}]" if isinstance(axes, str) else "[BATCH, None, HEAD]"
+        raise AxisTypeError(f"Axes are a sequence with one axis per dimension, not {axes!r}; write {hint}")
+    return tuple(_frozen(axis, dim) for dim, axis in enumerate(axes))
+
+
+def _frozen(axis: Any, dim: int) -> Any:
+    if axis is None or axis is FREE or isinstance(axis, str):
+        return axis
+    if isinstance(axis, (list, tuple)):
+        return tuple(_frozen(part, dim) for part in axis)
+    raise AxisTypeError(f"The axis of dim {dim} is a name, None, or a list of those, not {axis!r}")
+
+
+def side_by_side(parts: Sequence[MeshAxes]) -> tuple[str, ...] | None:
+    """Several answers over one dimension, flat; None when nothing is left of them.
+
+    >>> side_by_side(["tp", None, ("fsdp", "dp")])
+    ('tp', 'fsdp', 'dp')
+    """
+    return tuple(name for part in parts for name in axes_of(part) if name != EMPTY) or None
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What every name means, in one mode and under one set of rules.
+
+    >>> reader = Reader({"HEAD": "tp", "head_axis": "tp"}, {"head_axis": "tp"}, {"rows": AxisRule(("dp", "HEAD"))})
+    >>> reader.read_all(("HEAD", "rows", None))
+    ('tp', ('dp', 'tp'), None)
+    """
+
+    words: Mapping[str, MeshAxes]
+    """Built-in tokens and fields, in this mode."""
+    written: Mapping[str, MeshAxes]
+    """Fields as they are written, whatever the mode: what an explicit generation rule names."""
+    rules: Mapping[str, AxisRule]
+    """Semantic axes that users added."""
+    generation: bool = False
+    fields: Mapping[str, str] | None = None
+    """The field behind each token, for messages."""
+
+    @cached_property
+    def mesh_axes(self) -> frozenset[str]:
+        """The mesh axes that some field lays something over."""
+        return frozenset(name for value in self.words.values() for name in axes_of(value))
+
+    def read_all(self, axes: tuple[Any, ...]) -> tuple[MeshAxes, ...]:
+        """The mesh axes of every entry, or one error that lists every unknown name."""
+        unknown = [(dim, name) for dim, axis in enumerate(axes) for name in self._unknown(axis)]
+        if unknown:
+            raise self._unknown_error(unknown)
+        return tuple(axis if axis is FREE else self.read(axis) for axis in axes)
+
+    def read(self, rule: Any, trail: tuple[str, ...] = (), exact: bool = False) -> MeshAxes:
+        """The mesh axes of one axis or rule; with `exact`, fields are read as they are written."""
+        if rule is None or rule == EMPTY:
+            return None
+        if isinstance(rule, tuple):
+            return side_by_side([self.read(part, trail, exact) for part in rule])
+        if rule in trail:
+            raise cycle_error((*trail, rule), self.fields or {})
+        if rule in self.rules:
+            entry, trail = self.rules[rule], (*trail, rule)
+            if self.generation and entry.generation is not NOT_GIVEN:
+                return self.read(entry.generation, trail, exact=True)
+            return self.read(entry.rule, trail)
+        if exact and rule in self.written:
+            return self.written[rule]
+        return self.words.get(rule, rule)
+
+    def _unknown(self, axis: Any, composite: bool = False) -> Iterator[str]:
+        """Names that mean nothing. In a composite any word may be a mesh axis, but not one that looks like a token."""
+        if isinstance(axis, tuple):
+            for part in axis:
+                yield from self._unknown(part, composite=True)
+        elif isinstance(axis, str) and not (
+            axis == EMPTY
+            or axis in self.words
+            or axis in self.rules
+            or axis in self.mesh_axes
+            or (composite and not (axis.startswith("__") and axis.endswith("__")))
+        ):
+            yield axis
+
+    def _unknown_error(self, unknown: list[tuple[int, str]]) -> UnknownAxisError:
+        known = sorted({*(self.fields or {}), *self.rules, *self.mesh_axes})
+        offences = [Offence(f"dim {dim}", f"{name!r}{did_you_mean(name, known)}") for dim, name in unknown]
+        names = ", ".join(repr(name) for _, name in unknown)
+        return UnknownAxisError(
+            f"Unknown semantic axis name{'s' if len(unknown) > 1 else ''}: {names}",
+            offences,
+            "PartitionAxis.register(name, rule) or paxis.extend({name: rule}) adds a semantic axis",
+        )
+
+    def used_twice(self, axes: tuple[Any, ...]) -> SpecError:
+        """The error for mesh axes that are used twice: which axes use them, and what to change."""
+        users: dict[str, list[tuple[str, int]]] = {}
+        for dim, axis in enumerate(axes):
+            for name in _leaves(axis):
+                for mesh_axis in axes_of(self.read(name)):
+                    users.setdefault(mesh_axis, []).append((name, dim))
+        offences = [
+            Offence(
+                "",
+                f"{' and '.join(f'{name!r} (dim {dim})' for name, dim in names)} are both laid over {mesh_axis!r}",
+                remedy=self._elsewhere(names[-1][0]),
+            )
+            for mesh_axis, names in users.items()
+            if len(names) > 1
+        ]
+        return SpecError("An array uses each mesh axis once", offences)
+
+    def _elsewhere(self, name: str) -> str:
+        fields = self.fields or {}
+        another = f", or PartitionAxis({fields[name]}=...) over another mesh axis" if name in fields else ""
+        return f"None in place of {name!r}{another}"
+
+
+def _leaves(axis: Any) -> Iterator[str]:
+    """The names that an axis is written with."""
+    if isinstance(axis, tuple):
+        for part in axis:
+            yield from _leaves(part)
+    elif isinstance(axis, str) and axis != EMPTY:
+        yield axis
