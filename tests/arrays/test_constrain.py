@@ -197,9 +197,7 @@ def test_an_adapted_activation_is_free_not_replicated():
     mesh = mesh_of()
     x = jax.device_put(numbers()[:6], NamedSharding(mesh, P("dp", None)))
     assert sx.constrain(x, P("tp", "dp"), mesh=mesh, on_misfit="adapt").sharding.spec == P(None, "dp")
-    assert sx.constrain(x, P("tp", None), mesh=mesh, on_misfit="adapt").sharding.spec == P(
-        "dp", None
-    )  # keeps what it has
+    assert sx.constrain(x, P("tp", None), mesh=mesh, on_misfit="adapt").sharding.spec[0] == "dp"  # keeps what it has
 
     @jax.jit
     def step(x):

@@ -33,6 +33,8 @@ from shardax.names.spec import (
 )
 from shardax.names.tokens import MODE_TRAIN
 
+_DEFAULT_AXES = PartitionAxis()
+
 
 def with_sharding_constraint(arr: Any, sharding: Any) -> Any:
     """Constrain an array or tree; whatever does not fit is corrected to None, recorded, never raised.
@@ -67,7 +69,7 @@ def constrain(
     P('fsdp', 'tp')
     """
     check_misfit_policy(on_misfit)
-    resolve = partial((axes or PartitionAxis()).resolve_spec, mode=mode)
+    resolve = partial((axes or _DEFAULT_AXES).resolve_spec, mode=mode)
     policy = _Policy(on_misfit, stored=False, without_mesh="error", mesh=mesh, resolve=resolve)
     return _constrain_tree(x, spec_or_axes, policy)
 
