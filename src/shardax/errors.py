@@ -126,6 +126,29 @@ class ClusterError(ShardaxError, RuntimeError):
     """Several processes that cannot work together: one is missing, twice there, different, or gone."""
 
 
+class RanksError(ClusterError):
+    """A fault of certain processes; `ranks` are theirs."""
+
+    def __init__(
+        self, headline: str, offences: Iterable[Offence] = (), remedy: str = "", ranks: Iterable[int] = ()
+    ) -> None:
+        super().__init__(headline, offences, remedy)
+        self.ranks = tuple(ranks)
+        self.args = (headline, self.offences, remedy, self.ranks)
+
+
+class PreflightError(RanksError):
+    """The processes of a job did not meet: one missing or twice there, another size, version, flag, job or port."""
+
+
+class BarrierError(RanksError):
+    """A barrier that not every process reached in time; `ranks` are the absent."""
+
+
+class DisagreementError(RanksError):
+    """Processes that hold different values of what must be one; `ranks` are the odd ones."""
+
+
 class ProcessesError(ClusterError, AssertionError):
     """A function that ran in several processes failed in some; every failing rank with its traceback and output."""
 
