@@ -1,0 +1,158 @@
+"""Which of many patterns matches a path first: `re.search` in order, without trying them all.
+
+Three steps, each exact (a property test compares them with the plain loop):
+- paths that differ only in digits no pattern tells apart (`layers/17/…`, `layers/42/…`) are looked up once;
+- words that a match must hold, kept as bit sets per segment of a path, leave a few candidate patterns;
+- candidates are tried in order, as text where they are plain, with `re` where they are not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+from shardax.errors import Offence, RuleError, plural
+from shardax.names.regex import DIGITS, Clause, Needle, Word
+
+_MEMO_LIMIT = 1 << 20  # entries; a process that lays out endless different trees must not grow without end
+
+
+class Matcher:
+    """An index over ordered patterns; places are positions in that order, and -1 is no match.
+
+    >>> matcher = matcher_of(("kernel$", "mlp/.*", "bias"))
+    >>> matcher.first_of(["mlp/up/kernel", "mlp/up/bias", "norm/scale"])
+    [0, 1, -1]
+    >>> matcher.every("mlp/up/kernel")
+    [0, 1]
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._needles = _needles(patterns)
+        self._table = _digit_table(self._needles)
+        self._always, self._words = _choose_words(self._needles)
+        self._segments: dict[str, tuple[int, int]] = {}
+        self._memo: dict[bytes, int] = {}
+
+    def first(self, path: str) -> int:
+        """The place of the first pattern that matches somewhere in `path`."""
+        return self.first_of([path])[0]
+
+    def first_of(self, paths: Sequence[str]) -> list[int]:
+        """`first` of each path; a million leaves are mostly dictionary lookups."""
+        keys = self._keys(paths)
+        memo = self._memo
+        unseen = {key for key in dict.fromkeys(keys) if key not in memo}
+        if len(memo) + len(unseen) > _MEMO_LIMIT:
+            memo = self._memo = {}
+            unseen = set(keys)
+        for key in unseen:
+            memo[key] = next(self._matches(key.decode("utf-8", "surrogatepass")), -1)
+        return [memo[key] for key in keys]
+
+    def every(self, path: str) -> list[int]:
+        """The places of all patterns that match, in order."""
+        return list(self._matches(path))
+
+    def _keys(self, paths: Sequence[str]) -> list[bytes]:
+        """The paths with their digits masked: in one sweep, which is ten times faster than one by one."""
+        keys = "\n".join(paths).encode("utf-8", "surrogatepass").translate(self._table).split(b"\n")
+        if len(keys) == len(paths):
+            return keys
+        return [path.encode("utf-8", "surrogatepass").translate(self._table) for path in paths]
+
+    def _matches(self, path: str) -> Iterator[int]:
+        candidates = self._candidates(path)
+        newline = "\n" in path  # '.' and '$' treat it apart, and plain patterns do not
+        while candidates:
+            lowest = candidates & -candidates
+            place = lowest.bit_length() - 1
+            needle = self._needles[place]
+            if needle.regex.search(path) is not None if newline else needle.search(path):
+                yield place
+            candidates ^= lowest
+
+    def _candidates(self, path: str) -> int:
+        """The patterns whose words all stand in the path, as a bit set."""
+        one, other = self._always
+        segments = self._segments
+        for segment in path.split("/"):
+            held = segments.get(segment)
+            if held is None:
+                if len(segments) >= _MEMO_LIMIT:
+                    segments.clear()
+                held = segments[segment] = self._held_in(segment)
+            one |= held[0]
+            other |= held[1]
+        return one & other
+
+    def _held_in(self, segment: str) -> tuple[int, int]:
+        one = other = 0
+        lowered = segment.lower()
+        ascii_only = segment.isascii()
+        for (word, folded), (first, second) in self._words:
+            if (word in lowered or not ascii_only) if folded else word in segment:
+                one |= first
+                other |= second
+        return one, other
+
+
+@lru_cache(maxsize=32)
+def matcher_of(patterns: tuple[str, ...]) -> Matcher:
+    """The matcher of these patterns; made once for equal rules, so that laying out a second tree costs no compile."""
+    return Matcher(patterns)
+
+
+def _needles(patterns: Iterable[str]) -> list[Needle]:
+    needles: list[Needle] = []
+    offences: list[Offence] = []
+    for place, pattern in enumerate(patterns):
+        try:
+            needles.append(Needle(pattern))
+        except re.error as error:
+            where = "" if error.pos is None else f" at position {error.pos}"
+            offences.append(
+                Offence(f"rule {place}", f"not a regular expression: {error.msg}{where}", rule=repr(pattern))
+            )
+        except (OverflowError, RecursionError) as error:
+            offences.append(Offence(f"rule {place}", f"not a regular expression: {error}", rule=repr(pattern)))
+    if offences:
+        remedy = "write patterns for re.search; a literal ( [ . * + ? is escaped with a backslash"
+        raise RuleError(f"{plural(len(offences), 'pattern')} cannot be read", offences, remedy)
+    return needles
+
+
+def _digit_table(needles: Sequence[Needle]) -> bytes:
+    """Each digit becomes the least one that no pattern tells from it.
+
+    Sound because every single step of `re` then treats a digit and its stand-in alike, and lengths stay.
+    """
+    told_apart = sorted({tuple(sorted(digits)) for needle in needles for digits in needle.reading.told_apart})
+    stand_in: dict[tuple[bool, ...], str] = {}
+    masked = [stand_in.setdefault(tuple(d in digits for digits in told_apart), d) for d in sorted(DIGITS)]
+    return bytes.maketrans("".join(sorted(DIGITS)).encode(), "".join(masked).encode())
+
+
+def _choose_words(needles: Sequence[Needle]) -> tuple[tuple[int, int], list[tuple[Word, tuple[int, int]]]]:
+    """Two clauses of each pattern, the rarest ones among all patterns, as bit sets by word.
+
+    A pattern with fewer clauses has its bit always set: nothing then rules it out on that side.
+    """
+    rarity = Counter(clause for needle in needles for clause in needle.reading.clauses)
+
+    def merit(clause: Clause) -> tuple[int, int]:
+        return rarity[clause], -min(len(word) for word, _ in clause)
+
+    always = [0, 0]
+    words: dict[Word, list[int]] = {}
+    for place, needle in enumerate(needles):
+        best = sorted(needle.reading.clauses, key=merit)[:2]
+        for side in range(2):
+            if side >= len(best):
+                always[side] |= 1 << place
+                continue
+            for word in best[side]:
+                words.setdefault(word, [0, 0])[side] |= 1 << place
+    return (always[0], always[1]), [(word, (sides[0], sides[1])) for word, sides in words.items()]
