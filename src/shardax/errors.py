@@ -28,7 +28,7 @@ class Offence:
 
     def __str__(self) -> str:
         facts = [
-            f"{name} {value}"
+            str(value) if str(value).startswith(name) else f"{name} {value}"
             for name, value in (("shape", self.shape), ("spec", self.spec), ("rule", self.rule))
             if value is not None
         ]
@@ -118,6 +118,39 @@ class PlacementError(ShardaxError, ValueError):
 
 
 # ---- state: jit, shard_map and the cells they thread --------------------------------------------------------------
+
+
+class StateError(ShardaxError, ValueError):
+    """A cell, or what was asked of the cells of a call, that cannot be: not an array, no sharding, two shardings."""
+
+
+class ForeignTraceError(StateError):
+    """A State written under a transformation that is not ours: the write would run once and be lost."""
+
+
+class LeakedTracerError(StateError):
+    """A State that was left holding a tracer of a trace that is over."""
+
+
+class NonArrayStateError(StateError, TypeError):
+    """A cell whose value is not an array (nor a tree of arrays) where arrays are passed to a compiled function."""
+
+
+class StateShardingError(StateError):
+    """Shardings of state that do not cover it, do not parse, or disagree about one cell."""
+
+
+class DeviceMismatchError(StateError):
+    """Arguments and state of one call that live on devices that no single program can use."""
+
+
+class ArgumentError(StateError, TypeError):
+    """An argument of `jit` or `shard_map`, or of a call, that cannot be honoured."""
+
+
+class CompiledCallError(StateError, TypeError):
+    """A compiled function called with other structure, static values or types than it was lowered for."""
+
 
 # ---- cluster: many processes ----------------------------------------------------------------------------------------
 

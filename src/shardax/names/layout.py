@@ -1,0 +1,359 @@
+"""`layout`: a tree, rules and a mesh → one `Decision` per leaf. The one resolver that everything else reads.
+
+*rules* give each path a spec (or semantic axes, resolved through a `PartitionAxis`), *fit* meets it with the shape,
+and the `Layout` keeps both, printable and comparable, without holding on to the arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import numbers
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardax.errors import LayoutError, LeafError, Offence, RuleError, did_you_mean, plural
+from shardax.names.analysis import LayoutAnalysis, analyse
+from shardax.names.axes import PartitionAxis
+from shardax.names.decision import Decision, itemsize_of, record
+from shardax.names.layout_file import LayoutDiff, decisions_from_json, decisions_to_json, diff_decisions
+from shardax.names.mesh import AnyMesh, MeshLike, MeshSpec, as_mesh, required_mesh
+from shardax.names.paths import flatten, rebuild
+from shardax.names.rules import Rules
+from shardax.names.spec import OnMisfit, as_spec, check_misfit_policy, fit_cached, misfit_error
+from shardax.names.tokens import MODE_TRAIN
+from shardax.tables import Table, show_bytes
+
+
+class ResolvesAxes(Protocol):
+    """What turns semantic axes into a spec: a `PartitionAxis`, or anything with the same method."""
+
+    def resolve_spec(self, axes: Any, mode: str) -> PartitionSpec:
+        """The spec of a list of semantic axes in a mode."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One decision per leaf on one mesh. `specs` and `shardings` have the structure of the tree it was made for."""
+
+    mesh: AnyMesh
+    decisions: tuple[Decision, ...]
+    rules: Rules | None = field(default=None, compare=False, repr=False)
+    skeleton: Any = field(default=None, compare=False, repr=False)  # the tree, with each leaf its index
+
+    @property
+    def by_path(self) -> dict[str, Decision]:
+        """Path → decision."""
+        return {decision.path: decision for decision in self.decisions}
+
+    @property
+    def specs(self) -> Any:
+        """The tree with a PartitionSpec for every leaf (path → spec where the tree is not known, after `load`)."""
+        return self._tree([decision.spec for decision in self.decisions])
+
+    @property
+    def shardings(self) -> Any:
+        """The tree with a NamedSharding for every leaf."""
+        made = {spec: NamedSharding(self.mesh, spec) for spec in {decision.spec for decision in self.decisions}}
+        return self._tree([made[decision.spec] for decision in self.decisions])
+
+    @property
+    def abstract(self) -> Any:
+        """The tree with a sharded `jax.ShapeDtypeStruct` for every leaf: what `jit.lower` and checkpoints want."""
+        return self._tree([self._struct(decision) for decision in self.decisions])
+
+    def _struct(self, decision: Decision) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(self.mesh, decision.spec)
+        return jax.ShapeDtypeStruct(decision.shape, jax.numpy.dtype(decision.dtype), sharding=sharding)
+
+    def _tree(self, values: list[Any]) -> Any:
+        if self.skeleton is None:
+            return dict(zip((decision.path for decision in self.decisions), values, strict=True))
+        return rebuild(self.skeleton, values)
+
+    @property
+    def mesh_spec(self) -> MeshSpec:
+        """The mesh as a value."""
+        return MeshSpec.of(self.mesh)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """What one device holds under this layout."""
+        return sum(decision.bytes_per_device for decision in self.decisions)
+
+    @property
+    def nbytes(self) -> int:
+        """The whole tree, once."""
+        return sum(decision.nbytes for decision in self.decisions)
+
+    def __getitem__(self, path: str) -> Decision:
+        found = self.by_path.get(path)
+        if found is None:
+            raise LayoutError(f"no leaf {path!r} in this layout{did_you_mean(path, self.by_path)}")
+        return found
+
+    def on(self, mesh: MeshLike, on_misfit: OnMisfit = "error") -> Layout:
+        """The same specs, asked of another mesh."""
+        target = as_mesh(mesh)
+        asked = [(d.path, d.shape, d.dtype, d.fit.asked, d.rule) for d in self.decisions]
+        return Layout(target, _decide(asked, target, on_misfit), self.rules, self.skeleton)
+
+    def explain(self, path: str) -> str:
+        """Rule by rule: which gave this leaf its spec, which lost and why, and each correction.
+
+        >>> import shardax as sx
+        >>> made = layout({"w": jax.ShapeDtypeStruct((8, 6), "float32")}, [("w", jax.P("tp")), (".*", None)], "tp=4")
+        >>> print(made.explain("w"))
+        w: float32[8, 6] → P('tp',), by rule 0 'w' → P('tp',)
+          lost: rule 1 '.*' → replicated (rule 0 came first)
+          on every device: 48 B of 192 B, 1 copy
+        """
+        decision = self[path]
+        lines = [str(decision)]
+        if self.rules is not None:
+            won = self.rules.match(path)
+            lines[1:1] = [
+                f"  lost: {str(match)} ({f'rule {won.index} came first' if won else decision.rule})"
+                for match in self.rules.matches(path)
+                if won is None or match.index != won.index or not decision.rule.startswith("rule ")
+            ]
+        share = f"{show_bytes(decision.bytes_per_device)} of {show_bytes(decision.nbytes)}"
+        return "\n".join([*lines, f"  on every device: {share}, {plural(decision.copies, 'copy', 'copies')}"])
+
+    def analysis(self) -> LayoutAnalysis:
+        """Bytes per device, what is replicated, the worst offenders and how they could be sharded."""
+        return analyse(self.decisions, self.mesh_spec)
+
+    def table(self, most: int | None = None) -> Table:
+        """One row per leaf, largest on a device first."""
+        ordered = sorted(self.decisions, key=lambda d: (-d.bytes_per_device, d.path))
+        shown = ordered if most is None else ordered[:most]
+        rows = tuple(
+            (
+                d.path or "(root)",
+                f"{d.dtype}[{','.join(map(str, d.shape))}]",
+                str(d.spec),
+                show_bytes(d.bytes_per_device),
+                str(d.copies),
+                d.rule + (" ⚠" if d.fit.corrections else ""),
+            )
+            for d in shown
+        )
+        left = f"… and {len(ordered) - len(shown)} more" if len(shown) < len(ordered) else None
+        count = plural(len(ordered), "leaf", "leaves")
+        total = f"{count}, {show_bytes(self.nbytes)}; on every device {show_bytes(self.bytes_per_device)}"
+        columns = ("path", "array", "spec", "per device", "copies", "by")
+        notes = tuple(filter(None, (left, total)))
+        return Table(f"layout on mesh {self.mesh_spec}", columns, rows, ("per device", "copies"), notes)
+
+    def __str__(self) -> str:
+        return str(self.table(most=40))
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()  # pyright: ignore[reportPrivateUsage]
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict: mesh, rules and decisions; the same in every process."""
+        spec = self.mesh_spec
+        return {
+            "shardax": "layout",
+            "version": 1,
+            "mesh": {"axes": str(spec), "types": [kind.name.lower() for kind in spec.axis_types]},
+            "rules": None if self.rules is None else self.rules.to_json(),
+            "decisions": decisions_to_json(self.decisions),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, tree: Any = None, mesh: MeshLike | None = None) -> Layout:
+        """The inverse of `to_json`; `tree` gives the structure back, `mesh` real devices."""
+        try:
+            if data["shardax"] != "layout" or data["version"] != 1:
+                raise LayoutError(f"not a layout of version 1: {data['shardax']} {data['version']}")
+            spec = MeshSpec.of(data["mesh"]["axes"], data["mesh"]["types"])
+            rules = None if data["rules"] is None else Rules.from_json(data["rules"])
+            decisions = decisions_from_json(data["decisions"], tuple(spec.shape.items()))
+        except (KeyError, TypeError, IndexError) as error:
+            raise LayoutError(f"not a saved layout: {type(error).__name__} {error}") from None
+        made = cls(spec.abstract(), decisions, rules)
+        if mesh is not None:
+            if MeshSpec.of(mesh).shape != spec.shape:
+                raise LayoutError(
+                    f"the layout was saved for mesh {spec}, not {MeshSpec.of(mesh)}", remedy="use .on(mesh)"
+                )
+            made = cls(as_mesh(mesh), decisions, rules)
+        return made if tree is None else made.like(tree)
+
+    def like(self, tree: Any) -> Layout:
+        """This layout with the structure of a tree that has exactly its leaves."""
+        paths, _ = flatten(tree)
+        if sorted(paths) != sorted(self.by_path):
+            missing = [Offence(path, "is in the tree, not in the layout") for path in paths if path not in self.by_path]
+            extra = [
+                Offence(path, "is in the layout, not in the tree") for path in self.by_path if path not in set(paths)
+            ]
+            raise LayoutError("the layout and the tree have different leaves", [*missing, *extra])
+        decisions = self.by_path
+        return Layout(self.mesh, tuple(decisions[path] for path in paths), self.rules, _skeleton(tree, len(paths)))
+
+    def save(self, path: str | Path) -> None:
+        """Write the layout as JSON."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path, tree: Any = None, mesh: MeshLike | None = None) -> Layout:
+        """Read a layout that `save` wrote."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except json.JSONDecodeError as error:
+            raise LayoutError(f"{path} is not a saved layout: {error}") from None
+        return cls.from_json(data, tree, mesh)
+
+    def diff(self, other: Layout) -> LayoutDiff:
+        """What differs in `other`, leaf by leaf; empty (and falsy) when nothing does."""
+        return diff_decisions(self.decisions, other.decisions, str(self.mesh_spec), str(other.mesh_spec))
+
+    @property
+    def hash(self) -> str:
+        """A digest that is the same in every process and on every machine that decided the same."""
+        plain = self.to_json()
+        plain["decisions"] = sorted(plain["decisions"], key=lambda row: row["path"])
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# ---- making one -----------------------------------------------------------------------------------------------------
+
+
+def layout(
+    tree: Any,
+    rules: Any,
+    mesh: MeshLike | None = None,
+    *,
+    axes: ResolvesAxes | None = None,
+    mode: str = MODE_TRAIN,
+    on_misfit: OnMisfit = "error",
+    min_size: int = 0,
+) -> Layout:
+    """Decide where every leaf of a tree goes: arrays, abstract arrays, framework states, dataclass pytrees.
+
+    Scalars and leaves with fewer than `min_size` elements are replicated. Everything that is wrong is listed at once.
+
+    >>> up, bias = jax.ShapeDtypeStruct((16, 64), "bfloat16"), jax.ShapeDtypeStruct((64,), "bfloat16")
+    >>> rules = [("up", jax.P("fsdp", "tp")), ("bias", jax.P("tp"))]
+    >>> print(layout({"mlp": {"up": up, "bias": bias}}, rules, "fsdp=2,tp=4"))
+    layout on mesh fsdp=2,tp=4
+    path      array            spec             per device  copies  by
+    --------  ---------------  ---------------  ----------  ------  -----------------------------
+    mlp/up    bfloat16[16,64]  P('fsdp', 'tp')       256 B       1  rule 0 'up' → P('fsdp', 'tp')
+    mlp/bias  bfloat16[64]     P('tp',)               32 B       2  rule 1 'bias' → P('tp',)
+    2 leaves, 2.1 KiB; on every device 288 B
+    """
+    check_misfit_policy(on_misfit)
+    target_mesh = required_mesh(mesh, "layout")
+    parsed = Rules.of(rules)
+    arrays = read_arrays(tree)
+    asked = _ask(arrays, parsed, _resolver(axes, mode), min_size)
+    return Layout(target_mesh, _decide(asked, target_mesh, on_misfit), parsed, _skeleton(tree, len(arrays)))
+
+
+_Array = tuple[str, tuple[int, ...], str]
+_Asked = tuple[str, tuple[int, ...], str, PartitionSpec, str]
+
+
+def _skeleton(tree: Any, count: int) -> Any:
+    return rebuild(tree, list(range(count)))
+
+
+def read_arrays(tree: Any) -> list[_Array]:
+    """Path, shape and dtype of every leaf; what has none of them is listed."""
+    paths, leaves = flatten(tree)
+    if not leaves:
+        raise LeafError("the tree has no leaves", remedy="give a tree of arrays or jax.ShapeDtypeStruct")
+    arrays: list[_Array] = []
+    problems: list[Offence] = []
+    for path, leaf in zip(paths, leaves, strict=True):
+        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+        if shape is not None and dtype is not None:
+            arrays.append((path, tuple(shape), str(dtype)))
+        elif isinstance(leaf, numbers.Number):
+            arrays.append((path, (), str(jax.dtypes.result_type(leaf))))
+        else:
+            problems.append(Offence(path, f"is {type(leaf).__name__} {_short(leaf)}, not an array"))
+    if problems:
+        raise LeafError(
+            f"{plural(len(problems), 'leaf is', 'leaves are')} not an array", problems, "take it out of the tree"
+        )
+    return arrays
+
+
+def _short(leaf: Any) -> str:
+    text = repr(leaf)
+    return text if len(text) <= 40 else text[:37] + "…"
+
+
+def _resolver(axes: ResolvesAxes | None, mode: str) -> Callable[[Any], PartitionSpec]:
+    chosen = axes if axes is not None else PartitionAxis()
+    return lambda target: chosen.resolve_spec(target, mode)
+
+
+def _ask(
+    arrays: Sequence[_Array], rules: Rules, resolve: Callable[[Any], PartitionSpec], min_size: int
+) -> list[_Asked]:
+    """What the rules ask for every leaf; a leaf that no rule matches is an error, all of them at once."""
+    replicated = PartitionSpec()
+    asked: list[_Asked] = []
+    unmatched: list[Offence] = []
+    resolved: dict[int, tuple[PartitionSpec, str]] = {}
+    for (path, shape, dtype), match in zip(arrays, rules.match_all([path for path, _, _ in arrays]), strict=True):
+        if shape == ():
+            asked.append((path, shape, dtype, replicated, "scalar: nothing to shard"))
+        elif min_size and int(np.prod(shape)) < min_size:
+            asked.append((path, shape, dtype, replicated, f"smaller than min_size={min_size}"))
+        elif match is None:
+            unmatched.append(Offence(path, "no rule matches", shape=shape))
+        else:
+            if match.index not in resolved:
+                spec = match.target if isinstance(match.target, PartitionSpec) else _resolve(match.target, resolve)
+                resolved[match.index] = (spec, str(match))
+            asked.append((path, shape, dtype, *resolved[match.index]))
+    if unmatched:
+        count = plural(len(unmatched), "leaf", "leaves")
+        raise RuleError(
+            f"{count} of {len(arrays)} matched by none of {plural(len(rules), 'rule')}",
+            unmatched,
+            "add a rule for them; ('.*', P()) last replicates what is left, and says so",
+        )
+    return asked
+
+
+def _resolve(target: Any, resolve: Callable[[Any], PartitionSpec]) -> PartitionSpec:
+    return as_spec(None) if target is None else resolve(target)
+
+
+def _decide(asked: Iterable[_Asked], mesh: AnyMesh, on_misfit: OnMisfit) -> tuple[Decision, ...]:
+    shape_of_mesh = mesh.shape_tuple
+    sizes: dict[str, int] = {}
+    decisions: list[Decision] = []
+    for path, shape, dtype, spec, rule in asked:
+        itemsize = sizes.get(dtype)
+        if itemsize is None:
+            itemsize = sizes[dtype] = itemsize_of(dtype)
+        found = fit_cached(spec, shape, shape_of_mesh, itemsize, True)
+        decisions.append(Decision(path, shape, dtype, found.spec, rule, found))
+    corrected = [decision for decision in decisions if decision.fit.corrections]
+    if corrected and on_misfit == "error":
+        count = plural(len(corrected), "leaf does", "leaves do")
+        raise misfit_error(
+            f"{count} not fit the mesh {MeshSpec.of(mesh)}", ((d.fit, d.path, d.rule) for d in corrected)
+        )
+    for decision in corrected:
+        record(decision, warn=on_misfit == "warn")
+    return tuple(decisions)
