@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import shardax as sx
+
 PACKAGE = Path(__file__).parent.parent / "src" / "shardax"
 
 # A room may import what stands before it, never after it.
@@ -86,8 +88,8 @@ def test_rooms_export_nothing():
             assert not [n for n in ast.parse(init.read_text()).body if not isinstance(n, ast.Expr)], init
 
 
-def test_public_names_are_listed_once():
-    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+def test_public_names_are_listed_once_and_all_load():
+    tree = ast.parse((PACKAGE / "__init__.pyi").read_text())
     names = [
         alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
     ]
@@ -96,6 +98,13 @@ def test_public_names_are_listed_once():
         path.name for path in PACKAGE.iterdir() if path.is_dir()
     }
     assert not set(names) & rooms, "a public name shadows a module"
+    assert sx.__all__ == sorted(names) and set(names) <= set(dir(sx))
+    assert not [name for name in names if getattr(sx, name).__doc__ is None and callable(getattr(sx, name))]
+
+
+def test_a_mistyped_public_name_has_a_close_match():
+    with pytest.raises(AttributeError, match="has no attribute 'make_mesg'; did you mean 'make_mesh'"):
+        sx.make_mesg
 
 
 def test_only_compat_knows_private_jax_names():

@@ -1,129 +1,36 @@
 """shardax: name your axes once; lay out, prove, run and feed JAX programs on any mesh.
 
-This file is the index of public names, grouped by the file they come from.
+The index of public names is `__init__.pyi` beside this file: add a name there. Each is imported when it is first
+used, so `import shardax` costs a few milliseconds however much there is.
 """
 
-from shardax.data.mask import masked_mean as masked_mean
-from shardax.data.plan import EpochPlan as EpochPlan
-from shardax.data.split import RowSplit as RowSplit
-from shardax.data.split import process_bounds as process_bounds
-from shardax.data.split import row_split as row_split
-from shardax.arrays.constrain import constrain as constrain
-from shardax.arrays.constrain import get_corrected_named_sharding as get_corrected_named_sharding
-from shardax.arrays.constrain import with_sharding_constraint as with_sharding_constraint
-from shardax.arrays.manager import PartitionManager as PartitionManager
-from shardax.arrays.manager import apply_logical_sharding as apply_logical_sharding
-from shardax.arrays.manager import get_current_partition_manager as get_current_partition_manager
-from shardax.arrays.manager import get_partition_manager as get_partition_manager
-from shardax.errors import AxisRuleError as AxisRuleError
-from shardax.errors import BatchSizeError as BatchSizeError
-from shardax.errors import FeedError as FeedError
-from shardax.errors import FeedStateError as FeedStateError
-from shardax.errors import AxisTypeError as AxisTypeError
-from shardax.errors import HashingError as HashingError
-from shardax.errors import LayoutError as LayoutError
-from shardax.errors import LeafError as LeafError
-from shardax.errors import MeshConflictError as MeshConflictError
-from shardax.errors import MeshError as MeshError
-from shardax.errors import NoManagerError as NoManagerError
-from shardax.errors import NoMeshError as NoMeshError
-from shardax.errors import Offence as Offence
-from shardax.errors import PlacementError as PlacementError
-from shardax.errors import ReplicaError as ReplicaError
-from shardax.errors import RuleError as RuleError
-from shardax.errors import ShardaxError as ShardaxError
-from shardax.errors import SharderError as SharderError
-from shardax.errors import SharderStateError as SharderStateError
-from shardax.errors import SourceEndedError as SourceEndedError
-from shardax.errors import SourceError as SourceError
-from shardax.errors import SpecError as SpecError
-from shardax.errors import SplitError as SplitError
-from shardax.errors import TransformError as TransformError
-from shardax.errors import UnknownAxisError as UnknownAxisError
-from shardax.names.axes import PartitionAxis as PartitionAxis
-from shardax.names.dynamic_axes import AttnKVSharding as AttnKVSharding
-from shardax.names.dynamic_axes import AttnQSharding as AttnQSharding
-from shardax.names.dynamic_axes import ColumnWise as ColumnWise
-from shardax.names.dynamic_axes import DynamicShardingAxes as DynamicShardingAxes
-from shardax.names.dynamic_axes import ExpertActivations as ExpertActivations
-from shardax.names.dynamic_axes import ExpertActivationsAlt as ExpertActivationsAlt
-from shardax.names.dynamic_axes import ExpertColumnWise as ExpertColumnWise
-from shardax.names.dynamic_axes import ExpertColumnWiseAlt as ExpertColumnWiseAlt
-from shardax.names.dynamic_axes import ExpertRowWise as ExpertRowWise
-from shardax.names.dynamic_axes import ExpertRowWiseAlt as ExpertRowWiseAlt
-from shardax.names.dynamic_axes import ExpertTensorParallel as ExpertTensorParallel
-from shardax.names.dynamic_axes import HiddenStateSharding as HiddenStateSharding
-from shardax.names.dynamic_axes import Replicated as Replicated
-from shardax.names.dynamic_axes import RowWise as RowWise
-from shardax.names.dynamic_axes import SColumnWise as SColumnWise
-from shardax.names.dynamic_axes import SRowWise as SRowWise
-from shardax.names.dynamic_axes import UnifiedExpertColumnWise as UnifiedExpertColumnWise
-from shardax.names.dynamic_axes import UnifiedExpertRowWise as UnifiedExpertRowWise
-from shardax.names.hashing import get_safe_hash_int as get_safe_hash_int
-from shardax.names.hashing import hash_fn as hash_fn
-from shardax.names.analysis import LayoutAnalysis as LayoutAnalysis
-from shardax.names.analysis import analyze_sharding_strategy as analyze_sharding_strategy
-from shardax.names.decision import Decision as Decision
-from shardax.names.decision import corrections as corrections
-from shardax.names.layout import Layout as Layout
-from shardax.names.layout import layout as layout
-from shardax.names.layout_file import LayoutDiff as LayoutDiff
-from shardax.names.mesh import MeshSpec as MeshSpec
-from shardax.names.mesh import current_mesh as current_mesh
-from shardax.names.mesh_build import create_cpu_mesh as create_cpu_mesh
-from shardax.names.mesh_build import create_mesh as create_mesh
-from shardax.names.mesh_build import describe as describe
-from shardax.names.mesh_build import make_mesh as make_mesh
-from shardax.names.mesh_build import parse_mesh_from_string as parse_mesh_from_string
-from shardax.names.mesh_queries import get_axes_size_in_mesh as get_axes_size_in_mesh
-from shardax.names.mesh_queries import get_incontext_mesh as get_incontext_mesh
-from shardax.names.mesh_queries import get_mesh_axis_names as get_mesh_axis_names
-from shardax.names.mesh_queries import get_mesh_axis_size as get_mesh_axis_size
-from shardax.names.mesh_queries import get_submesh_device_index as get_submesh_device_index
-from shardax.names.mesh_queries import names_in_current_mesh as names_in_current_mesh
-from shardax.names.optimizer import optimizer_layout as optimizer_layout
-from shardax.names.optimizer import unmatched_slots as unmatched_slots
-from shardax.names.spec import FREE as FREE
-from shardax.names.spec import REPLICATED as REPLICATED
-from shardax.names.spec import Correction as Correction
-from shardax.names.spec import Fit as Fit
-from shardax.names.spec import canonical as canonical
-from shardax.names.spec import fit as fit
-from shardax.names.spec import local_shape as local_shape
-from shardax.names.spec import replication_factor as replication_factor
-from shardax.names.spec import shard_count as shard_count
-from shardax.names.tokens import BATCH as BATCH
-from shardax.names.tokens import BIAS_HEAD_SEQ as BIAS_HEAD_SEQ
-from shardax.names.tokens import BIAS_KV_SEQ as BIAS_KV_SEQ
-from shardax.names.tokens import DATA_PARALLEL as DATA_PARALLEL
-from shardax.names.tokens import DP as DP
-from shardax.names.tokens import EMBED as EMBED
-from shardax.names.tokens import EMPTY as EMPTY
-from shardax.names.tokens import EP as EP
-from shardax.names.tokens import EXPERT as EXPERT
-from shardax.names.tokens import EXPERT_GATE as EXPERT_GATE
-from shardax.names.tokens import EXPERT_PARALLEL as EXPERT_PARALLEL
-from shardax.names.tokens import FSDP as FSDP
-from shardax.names.tokens import FULLY_SHARDED_DATA_PARALLEL as FULLY_SHARDED_DATA_PARALLEL
-from shardax.names.tokens import GENERATION_MODES as GENERATION_MODES
-from shardax.names.tokens import HEAD as HEAD
-from shardax.names.tokens import HEAD_DIM as HEAD_DIM
-from shardax.names.tokens import KV_HEAD as KV_HEAD
-from shardax.names.tokens import KV_HEAD_DIM as KV_HEAD_DIM
-from shardax.names.tokens import KV_LENGTH as KV_LENGTH
-from shardax.names.tokens import LENGTH as LENGTH
-from shardax.names.tokens import MLP_INTERMEDIATE as MLP_INTERMEDIATE
-from shardax.names.tokens import MODE_DECODE as MODE_DECODE
-from shardax.names.tokens import MODE_INSERT as MODE_INSERT
-from shardax.names.tokens import MODE_PREFILL as MODE_PREFILL
-from shardax.names.tokens import MODE_TRAIN as MODE_TRAIN
-from shardax.names.tokens import NOT_GIVEN as NOT_GIVEN
-from shardax.names.tokens import QUERY_LENGTH as QUERY_LENGTH
-from shardax.names.tokens import SEQUENCE_PARALLEL as SEQUENCE_PARALLEL
-from shardax.names.tokens import SP as SP
-from shardax.names.tokens import TENSOR_PARALLEL as TENSOR_PARALLEL
-from shardax.names.tokens import TP as TP
-from shardax.names.tokens import VOCAB as VOCAB
-from shardax.tables import Table as Table
+import ast
+from functools import cache
+from importlib import import_module
+from pathlib import Path
 
 __version__ = "0.1.0"
+
+
+@cache
+def _index() -> dict[str, str]:
+    """Public name → the module it comes from, as the stub says."""
+    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom) and node.module]
+    return {alias.asname or alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__all__":
+        return sorted(_index())
+    module = _index().get(name) if not name.startswith("_") else None
+    if module is None:
+        from shardax.errors import did_you_mean
+
+        raise AttributeError(f"module 'shardax' has no attribute {name!r}{did_you_mean(name, _index())}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_index()})
