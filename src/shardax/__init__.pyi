@@ -9,6 +9,8 @@ from shardax.arrays.manager import get_current_partition_manager as get_current_
 from shardax.arrays.manager import get_partition_manager as get_partition_manager
 from shardax.data.mask import masked_mean as masked_mean
 from shardax.data.plan import EpochPlan as EpochPlan
+from shardax.data.sharder import JaxProcessSharderModule as JaxProcessSharderModule
+from shardax.data.sharder_config import JaxProcessSharderConfig as JaxProcessSharderConfig
 from shardax.data.split import RowSplit as RowSplit
 from shardax.data.split import process_bounds as process_bounds
 from shardax.data.split import row_split as row_split
@@ -80,6 +82,9 @@ from shardax.names.mesh_queries import get_submesh_device_index as get_submesh_d
 from shardax.names.mesh_queries import names_in_current_mesh as names_in_current_mesh
 from shardax.names.optimizer import optimizer_layout as optimizer_layout
 from shardax.names.optimizer import unmatched_slots as unmatched_slots
+from shardax.names.patterns import create_pattern_based_partition_spec as create_pattern_based_partition_spec
+from shardax.names.patterns import match_partition_rules as match_partition_rules
+from shardax.names.rules import Rules as Rules
 from shardax.names.spec import FREE as FREE
 from shardax.names.spec import REPLICATED as REPLICATED
 from shardax.names.spec import Correction as Correction

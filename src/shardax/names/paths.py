@@ -84,6 +84,15 @@ def part(key: Any) -> str:
     return "/".join(map(part, key)) if isinstance(key, tuple) else str(key)
 
 
+def path_text(keys: Iterable[Any]) -> str:
+    """The path of a key path of jax, as `walk` writes it.
+
+    >>> path_text((DictKey("layers"), SequenceKey(0), GetAttrKey("kernel")))
+    'layers/0/kernel'
+    """
+    return "/".join(part(_word(key)) for key in keys)
+
+
 # ---- the walk and its inverse -------------------------------------------------------------------------------------
 
 _UNSEEN = object()
