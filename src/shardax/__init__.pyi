@@ -7,6 +7,13 @@ from shardax.arrays.manager import PartitionManager as PartitionManager
 from shardax.arrays.manager import apply_logical_sharding as apply_logical_sharding
 from shardax.arrays.manager import get_current_partition_manager as get_current_partition_manager
 from shardax.arrays.manager import get_partition_manager as get_partition_manager
+from shardax.cluster.agree import agree as agree
+from shardax.cluster.barrier import barrier as barrier
+from shardax.cluster.guard import guard as guard
+from shardax.cluster.initialize import Cluster as Cluster
+from shardax.cluster.initialize import initialize as initialize
+from shardax.cluster.launch import launch as launch
+from shardax.cluster.preemption import should_stop as should_stop
 from shardax.data.mask import masked_mean as masked_mean
 from shardax.data.plan import EpochPlan as EpochPlan
 from shardax.data.sharder import JaxProcessSharderModule as JaxProcessSharderModule
@@ -16,10 +23,14 @@ from shardax.data.split import process_bounds as process_bounds
 from shardax.data.split import row_split as row_split
 from shardax.errors import AxisRuleError as AxisRuleError
 from shardax.errors import AxisTypeError as AxisTypeError
+from shardax.errors import BarrierError as BarrierError
 from shardax.errors import BatchSizeError as BatchSizeError
+from shardax.errors import ClusterError as ClusterError
+from shardax.errors import DisagreementError as DisagreementError
 from shardax.errors import FeedError as FeedError
 from shardax.errors import FeedStateError as FeedStateError
 from shardax.errors import HashingError as HashingError
+from shardax.errors import HloParseError as HloParseError
 from shardax.errors import LayoutError as LayoutError
 from shardax.errors import LeafError as LeafError
 from shardax.errors import MeshConflictError as MeshConflictError
@@ -28,6 +39,7 @@ from shardax.errors import NoManagerError as NoManagerError
 from shardax.errors import NoMeshError as NoMeshError
 from shardax.errors import Offence as Offence
 from shardax.errors import PlacementError as PlacementError
+from shardax.errors import PreflightError as PreflightError
 from shardax.errors import ReplicaError as ReplicaError
 from shardax.errors import RuleError as RuleError
 from shardax.errors import ShardaxError as ShardaxError
@@ -126,6 +138,18 @@ from shardax.names.tokens import SP as SP
 from shardax.names.tokens import TENSOR_PARALLEL as TENSOR_PARALLEL
 from shardax.names.tokens import TP as TP
 from shardax.names.tokens import VOCAB as VOCAB
+from shardax.proving.buffers import Buffer as Buffer
+from shardax.proving.buffers import largest_buffers as largest_buffers
+from shardax.proving.collectives import Collective as Collective
+from shardax.proving.cost import Estimate as Estimate
+from shardax.proving.cost import estimate as estimate
+from shardax.proving.cost import Link as Link
+from shardax.proving.flops import flops as flops
+from shardax.proving.flops import flops_by_dtype as flops_by_dtype
+from shardax.proving.hlo import HloModule as HloModule
+from shardax.proving.hlo import parse_hlo as parse_hlo
+from shardax.proving.ledger import Ledger as Ledger
+from shardax.proving.traffic import hbm_bytes as hbm_bytes
 from shardax.tables import Table as Table
 
 __version__: str

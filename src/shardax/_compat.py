@@ -6,6 +6,8 @@ Each name here says what it stands for and why the public one is not enough.
 from __future__ import annotations
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -29,3 +31,269 @@ def backend_initialised() -> bool:
 
 trace_state_clean = _core.trace_state_clean
 """True when no trace is active in this thread (backed by C++; nothing public answers this)."""
+
+
+# ---- traces (state) -------------------------------------------------------------------------------------------------
+
+
+def current_trace() -> Any:
+    """The innermost trace of this thread. `jax.core` exports tracers, not the trace in force."""
+    return _core.trace_ctx.trace
+
+
+def trace_of(tracer: Any) -> Any:
+    """The trace that a tracer belongs to."""
+    return tracer._trace
+
+
+def is_staged(trace: Any, outer: Any = None) -> bool:
+    """Does a trace, or one it stands on down to `outer`, only record (jit, scan, cond), so that Python runs just once?"""
+    from jax._src.interpreters.partial_eval import DynamicJaxprTrace
+
+    while trace is not None and trace is not outer:
+        if isinstance(trace, DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def jit_cache_size(jitted: Any) -> int:
+    """How many signatures a jitted function has compiled: it grows exactly when a call was not a repeated one."""
+    return jitted._cache_size()
+
+
+# ---- lowering here, compiling elsewhere (proving) -------------------------------------------------------------------
+
+
+class _StandIn:
+    """A device that is not there: enough for code that reads the mesh of `with mesh:` while it is traced."""
+
+    process_index = 0
+    client = None
+
+    def __init__(self, number: int, platform: str, kind: str) -> None:
+        self.id, self.platform, self.device_kind = number, platform, kind
+
+    def __repr__(self) -> str:
+        return f"{self.device_kind or self.platform}({self.id}, not present)"
+
+
+@contextmanager
+def mesh_to_prove(mesh: Any, platform: str, kind: str) -> Iterator[None]:
+    """Make an abstract mesh the current one, in every way a program can ask, whatever mesh is in force outside."""
+    import numpy as np
+
+    devices = np.empty(mesh.size, dtype=object)
+    devices[:] = [_StandIn(number, platform, kind) for number in range(mesh.size)]
+    stand_in = jax.sharding.Mesh(devices.reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
+    outside = _mesh.thread_resources.env
+    with jax.set_mesh(None), jax.sharding.use_abstract_mesh(mesh):  # pyright: ignore[reportArgumentType]
+        _mesh.thread_resources.env = _mesh.ResourceEnv(stand_in)
+        try:
+            yield
+        finally:
+            _mesh.thread_resources.env = outside
+
+
+@contextmanager
+def only_abstract_mesh(mesh: Any) -> Iterator[None]:
+    """An abstract mesh and no other: lowering looks at every mesh in force and wants devices from a concrete one."""
+    outside = _mesh.thread_resources.env
+    with jax.set_mesh(None), jax.sharding.use_abstract_mesh(mesh):  # pyright: ignore[reportArgumentType]
+        _mesh.thread_resources.env = _mesh.EMPTY_ENV
+        try:
+            yield
+        finally:
+            _mesh.thread_resources.env = outside
+
+
+def traced_shardings(traced: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The shardings that a `jax.jit` asked for: one per argument leaf and result leaf, None where it left it open."""
+    from jax._src.named_sharding import UnspecifiedValue
+
+    def plain(shardings: Any) -> tuple[Any, ...]:
+        return tuple(None if isinstance(sharding, UnspecifiedValue) else sharding for sharding in shardings)
+
+    return plain(traced._params["in_shardings"]), plain(traced._params["out_shardings"])
+
+
+def rebind_traced(
+    traced: Any,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    rebind: Callable[[Any, Any], Any],
+) -> None:
+    """Put other shardings into a traced program: of its arguments, its results, and (by `rebind(value, equation)`)
+    every NamedSharding and Mesh that its equations mention. There is no public way to lower for another mesh."""
+    from jax._src.named_sharding import UNSPECIFIED
+
+    params = dict(traced._params)
+    params["in_shardings"] = tuple(UNSPECIFIED if sharding is None else sharding for sharding in inputs)
+    params["out_shardings"] = tuple(UNSPECIFIED if sharding is None else sharding for sharding in outputs)
+    params["jaxpr"] = rewrite_jaxpr(params["jaxpr"], rebind)
+    traced._params = params
+
+
+def rewrite_jaxpr(jaxpr: Any, rebind: Callable[[Any, Any], Any]) -> Any:
+    """The jaxpr with `rebind` applied to every sharding and mesh in its equations; itself when nothing changes."""
+
+    def rewrite(value: Any, equation: Any) -> Any:
+        if is_jaxpr(value):
+            return rewrite_jaxpr(value, rebind)
+        if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+            found = [rewrite(item, equation) for item in value]
+            return value if all(a is b for a, b in zip(found, value, strict=True)) else type(value)(found)
+        if isinstance(value, (jax.sharding.NamedSharding, jax.sharding.Mesh)):
+            return rebind(value, equation)
+        return value
+
+    inner = getattr(jaxpr, "jaxpr", jaxpr)  # a ClosedJaxpr holds one; in 0.12 it is one
+    equations: list[Any] = []
+    for equation in inner.eqns:
+        params = {name: rewrite(value, equation) for name, value in equation.params.items()}
+        same = all(params[name] is equation.params[name] for name in params)
+        equations.append(equation if same else equation.replace(params=params))
+    if all(a is b for a, b in zip(equations, inner.eqns, strict=True)):
+        return jaxpr
+    changed = inner.replace(eqns=equations)
+    return changed if inner is jaxpr else jaxpr.replace(jaxpr=changed)
+
+
+def is_jaxpr(value: Any) -> bool:
+    """Is this a jaxpr, closed or open?"""
+    return isinstance(value, (_core.Jaxpr, _core.ClosedJaxpr))
+
+
+def subjaxprs(equation: Any) -> Iterator[Any]:
+    """The open jaxprs among an equation's parameters."""
+    for value in equation.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if is_jaxpr(item):
+                yield getattr(item, "jaxpr", item)
+
+
+def equation_place(equation: Any) -> tuple[str, int, str]:
+    """File, line and function of the user's code that an equation comes from ("" and 0 where unknown)."""
+    from jax._src import source_info_util
+
+    frame = source_info_util.user_frame(equation.source_info.traceback)
+    return ("", 0, "") if frame is None else (frame.file_name, frame.start_line, frame.function_name)
+
+
+def lowered_program(lowered: Any) -> dict[str, Any]:
+    """A lowered program as plain data that another process can compile.
+
+    The public `Lowered` compiles only for devices that its own process holds. Bytecode keeps what text export loses:
+    Python lines, parameter paths, donation marks.
+    """
+    from jax._src.interpreters import mlir
+    from jax._src.named_sharding import UnspecifiedValue
+
+    arguments = lowered._lowering.compile_args
+    effects = (False,) * len(arguments["ordered_effects"])
+
+    def open_ones(shardings: Any) -> tuple[bool, ...]:  # those that the compiler may choose
+        return effects + tuple(
+            isinstance(sharding, UnspecifiedValue) or mlir.contains_unconstrained(sharding) for sharding in shardings
+        )
+
+    return {
+        "module": mlir.module_to_bytecode(lowered.compiler_ir()),
+        "open_inputs": open_ones(arguments["in_shardings"]),
+        "open_outputs": open_ones(arguments["out_shardings"]),
+        "kept": tuple(sorted(arguments["kept_var_idx"])),
+        "devices": arguments["num_devices"],
+        "effects": len(effects),
+        "shardy": bool(jax.config.jax_use_shardy_partitioner),
+    }
+
+
+def compile_program(program: Mapping[str, Any], devices: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Compile bytecode of `lowered_program` for devices of this process or of a topology; an XLA executable."""
+    import numpy as np
+    from jax._src import compiler
+    from jax._src.interpreters import mlir, pxla
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir import ir
+
+    order = np.empty(len(devices), dtype=object)
+    order[:] = devices
+    jax.config.update("jax_use_shardy_partitioner", program["shardy"])
+    with mlir.make_ir_context():
+        module = ir.Module.parse(program["module"])
+        build = pxla.create_compile_options(
+            module,
+            False,
+            program["open_inputs"],
+            program["open_outputs"],
+            devices[0].client,
+            order,
+            dict(options),
+        )
+        return compiler.backend_compile_and_load(
+            devices[0].client, module, xla_client.DeviceList(tuple(devices)), build, []
+        )
+
+
+def output_specs(executable: Any, mesh: Any) -> list[Any] | None:
+    """The partition spec of every output of an XLA executable; None where the compiler does not say."""
+    from jax._src.sharding_impls import parse_flatten_op_sharding
+
+    shardings = executable.get_output_shardings()
+    if not shardings:
+        return None
+    specs: list[Any] = []
+    for sharding in shardings:
+        try:
+            specs.extend(parse_flatten_op_sharding(sharding, mesh))
+        except (NotImplementedError, ValueError):  # a sharding that no partition spec can say
+            specs.append(None)
+    return specs
+
+
+# ---- many processes: jax.distributed keeps its place, its store and its detection to itself -----------------------------
+
+
+def jaxlib_version() -> str:
+    """The version of the compiled half; processes that differ in it may compile different programs."""
+    import jaxlib
+
+    return str(jaxlib.__version__)
+
+
+def distributed_client() -> Any:
+    """The client of the coordination service (key-value store, barriers), or None before `jax.distributed.initialize`."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def distributed_place() -> tuple[int, int, str | None]:
+    """Rank, number of processes and coordinator of this process; `jax.process_index()` would touch the devices."""
+    from jax._src import distributed
+
+    state = distributed.global_state
+    return state.process_id, state.num_processes, state.coordinator_address
+
+
+def detect_cluster(
+    coordinator_address: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    local_device_ids: Any,
+    method: str | None,
+    timeout: int,
+) -> tuple[str | None, int | None, int | None, Any]:
+    """What jax's own detection (Open MPI, SLURM, Cloud TPU, Kubernetes) says, without initialising anything."""
+    from jax._src import clusters
+
+    return clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        coordinator_address, num_processes, process_id, local_device_ids, method, timeout
+    )
+
+
+def preemption_service_runs() -> bool:
+    """Is there a preemption sync manager, so that `reached_preemption_sync_point` can answer?"""
+    from jax._src import distributed
+
+    return distributed.global_state.preemption_sync_manager is not None

@@ -37,6 +37,7 @@ def reserve_port() -> ReservedPort:
     >>> port.close()
     """
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held.bind(("127.0.0.1", 0))
     return ReservedPort(held)
