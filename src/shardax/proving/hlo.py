@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,13 +21,15 @@ from shardax.proving.sources import Source, SourceTable, read_sources
 _COMPUTATION = re.compile(
     r"^(ENTRY )?%?([^\s(%]+) (\([^\n]*\) -> [^\n]* )?\{[ ]*\n((?:[ \t]+[^\n]*\n)*)\}([^\n]*)$", re.M
 )
-_INSTRUCTION = re.compile(r"^[ \t]+(ROOT )?%?([^\s=]+) = (\S.*?) ([a-z][\w\-]*)\((.*)$", re.M)
+_INSTRUCTION = re.compile(r"^[ \t]+(ROOT )?%?([^\s=]+) = ([^\s(]\S*|\(.*?\)) ([a-z][\w\-]*)\((.*)$", re.M)
 _NAME = re.compile(r"%([\w.\-]+(?:#[\d.]+)?)")
 _CALLEES = re.compile(
     r"\b(calls|to_apply|body|condition|true_computation|false_computation|branch_computations|called_computations)"
     r"=(?:\{([^}]*)\}|%?([\w.\-]+))"
 )
-_STRING = re.compile(r'\\.|"')
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_WORD = re.compile(r'"?%?([\w.\-/]+)')
+_APPENDICES = (" metadata={", " backend_config=")
 _WITHOUT_OPERANDS = frozenset({"constant", "parameter", "iota", "partition-id", "replica-id"})
 
 
@@ -59,20 +61,21 @@ class Instruction(NamedTuple):
 
     @property
     def attributes(self) -> str:
-        return self.tail[_closing(self.tail) + 1 :].lstrip(", ")
+        """What follows the operands, up to the metadata and the backend's own configuration."""
+        end = min((place for mark in _APPENDICES if (place := self.tail.find(mark)) >= 0), default=None)
+        return self.tail[_closing(self.tail) + 1 : end].lstrip(", ")
 
     def attribute(self, key: str) -> str | None:
         """The bare value of `key=value` (a word, without quotes or braces)."""
-        match = re.search(rf'\b{key}="?%?([\w.\-/]+)', self.attributes)
+        place = self.tail.find(f"{key}=")
+        match = _WORD.match(self.tail, place + len(key) + 1) if place >= 0 else None
         return match[1] if match else None
 
     @property
     def op_name(self) -> str:
         """The name stack that JAX gave, e.g. `jit(step)/transpose(jvp())/dot_general`."""
-        return self._metadata("op_name")
-
-    def _metadata(self, key: str) -> str:
-        match = re.search(rf'\b{key}="((?:[^"\\]|\\.)*)"', self.tail)
+        place = self.tail.find('op_name="')
+        match = _STRING.match(self.tail, place + len("op_name=")) if place >= 0 else None
         return re.sub(r"\\(.)", r"\1", match[1]) if match else ""
 
     @property
@@ -85,6 +88,9 @@ class Instruction(NamedTuple):
 
     def callee(self, role: str) -> str | None:
         return next((name for found, name in self.callees if found == role), None)
+
+
+_INSTRUCTION_OF = partial(tuple.__new__, Instruction)  # `_make` without its Python frame
 
 
 def _closing(tail: str) -> int:
@@ -295,7 +301,7 @@ def parse_hlo(text: str) -> HloModule:
 
 def _computation(match: re.Match[str]) -> Computation:
     body = match[4]
-    instructions = tuple(map(Instruction._make, _INSTRUCTION.findall(body)))
+    instructions = tuple(map(_INSTRUCTION_OF, _INSTRUCTION.findall(body)))
     if len(instructions) != body.count("\n"):
         integrity.raise_unreadable(match[2], body, _INSTRUCTION)
     return Computation(match[2], instructions, (match[3] or "").strip())

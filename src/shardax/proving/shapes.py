@@ -10,6 +10,7 @@ from functools import lru_cache
 from shardax.errors import HloParseError, Offence
 
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<= ?]*)\](?:\{([^{}]*)\})?")
+_LAYOUT = re.compile(r"\{[^{}]*\}")
 _SPACE = re.compile(r"S\((\d+)\)")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16}
@@ -128,4 +129,6 @@ def bare(shape: str) -> str:
     >>> bare("(f32[8,2]{1,0:T(8,128)}, /*index=1*/s32[])")
     '(f32[8,2], s32[])'
     """
-    return re.sub(r"\{[^{}]*\}", "", _COMMENT.sub("", shape))
+    if "/" in shape:
+        shape = _COMMENT.sub("", shape)
+    return _LAYOUT.sub("", shape) if "{" in shape else shape

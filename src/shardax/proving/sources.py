@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SECTIONS = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
 _INLINE = re.compile(r'\bsource_file="([^"]*)"(?:[^}]*?\bsource_line=(\d+))?')
 _OURS = str(Path(__file__).parents[1]) + "/"
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
@@ -26,23 +26,23 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """Stack frame id → the call chain that made an instruction, innermost first."""
+    """Stack frame id → the call chain that made an instruction, innermost first, and the one line of it to show."""
 
     chains: Mapping[int, tuple[Source, ...]]
+    shown: Mapping[int, Source]
 
     def source(self, tail: str) -> Source | None:
         """The line in the text of one instruction that a person would recognise as theirs."""
-        match = _FRAME.search(tail)
+        place = tail.find("stack_frame_id=")
+        match = _FRAME.match(tail, place) if place >= 0 else None
         if match:
-            return _recognisable(self.chains.get(int(match[1]), ()))
-        match = _INLINE.search(tail)
+            return self.shown.get(int(match[1]))
+        match = _INLINE.search(tail) if "source_file=" in tail else None
         return Source(match[1], int(match[2] or 0), "") if match else None
 
 
-def _recognisable(chain: tuple[Source, ...]) -> Source | None:
+def _recognisable(chain: tuple[Source, ...]) -> Source:
     """The innermost line outside libraries; then outside JAX and shardax; then any."""
-    if not chain:
-        return None
     outside = [s for s in chain if not s.file.startswith(_OURS) and not _JAX.search(s.file)]
     own = [s for s in outside if not any(library in s.file for library in _LIBRARIES)]
     return (own or outside or chain)[0]
@@ -60,7 +60,8 @@ def read_sources(text: str) -> SourceTable:
             current[int(key)] = value
     names, functions, locations, frames = (tables[section] for section in _SECTIONS)
     places = {key: _place(value, names, functions) for key, value in locations.items()}
-    return SourceTable(_chains({key: _numbers(value) for key, value in frames.items()}, places))
+    chains = _chains({key: _numbers(value) for key, value in frames.items()}, places)
+    return SourceTable(chains, {key: _recognisable(chain) for key, chain in chains.items() if chain})
 
 
 def _numbers(text: str) -> dict[str, int]:

@@ -82,9 +82,10 @@ def _enters(instruction: Instruction) -> bool:
     return opcode in _ENTERING or opcode in ("while", "conditional")
 
 
-def walk(module: HloModule, wanted: Callable[[Instruction], bool]) -> Walk:
+def walk(module: HloModule, wanted: Callable[[Instruction], bool], into_fusions: bool = True) -> Walk:
     """The executions in which a wanted instruction can stand."""
     within = reaching(module, wanted)
+    enters = _enters if into_fusions else lambda line: _enters(line) and not line.opcode.startswith("fusion")
     executions: list[Execution] = []
     notes: list[str] = []
     pending = [Execution(Frame(module, module.entry), 1)]
@@ -92,7 +93,7 @@ def walk(module: HloModule, wanted: Callable[[Instruction], bool]) -> Walk:
         execution = pending.pop()
         executions.append(execution)
         inner = [
-            e for i in execution.computation.instructions if _enters(i) for e in _inner(execution, i, within, notes)
+            e for i in execution.computation.instructions if enters(i) for e in _inner(execution, i, within, notes)
         ]
         pending += reversed(inner)
     return Walk(tuple(executions), tuple(dict.fromkeys(notes)))

@@ -1,0 +1,160 @@
+"""FLOPs of a compiled step on one device: matrix products and convolutions, times the loops around them.
+
+The compiler's own count takes every loop body once, so it is not used.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardax.errors import HloParseError, Offence
+from shardax.proving.hlo import Computation, HloModule, Instruction
+from shardax.proving.shapes import ArrayShape, arrays
+from shardax.proving.walk import walk
+
+_LIBRARY_MATMUL = re.compile(r'custom_call_target="__(?:cublas\$[\w$]*(?:gemm|matmul)[\w$]*|onednn\$matmul)"', re.I)
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ension(?:s)?":\[)([\d",]*)[\]}]')
+# Custom calls that compute nothing worth counting.
+_PLUMBING = re.compile(
+    r"AllocateBuffer|AssumeGatherIndicesInBound|GatherScatterIndices\w*|SliceId|PrepareAsync\w*|AsyncCollective\w*|"
+    r"Sharding|SPMD\w*|TODO\(.*|MoveTo\w+|annotate_device_placement|LayoutConstraint|xla\.sdy\..*|TopK|ResizeFilter\w*|"
+    r"X64\w+|PartialReduce|ApproxTopK|NaiveTopK|BufferCopy|Pin|Unpin|CreateBuffer|nop.*|xla_\w*callback\w*|__gpu\$TopK"
+)
+
+
+def is_product(instruction: Instruction) -> bool:
+    """A matrix product, a convolution, or a library's version of one."""
+    opcode = instruction.opcode
+    if opcode in _COUNTS:
+        return True
+    return opcode == "custom-call" and bool(_LIBRARY_MATMUL.search(instruction.tail))
+
+
+def flops(module: HloModule) -> int:
+    """All of them, on one device, in one step."""
+    return sum(flops_by_dtype(module).values())
+
+
+def flops_by_dtype(module: HloModule) -> dict[str, int]:
+    """By the element type of the first operand, which decides how fast a chip is."""
+    counted: dict[str, int] = {}
+    for execution in walk(module, is_product):
+        for instruction in execution.computation.instructions:
+            if is_product(instruction):
+                dtype, count = product_flops(execution.computation, instruction)
+                counted[dtype] = counted.get(dtype, 0) + count * execution.times
+    return counted
+
+
+def opaque_calls(module: HloModule) -> tuple[str, ...]:
+    """Custom kernels (Pallas, Triton, fused attention) whose FLOPs nobody outside them can see."""
+    targets = {
+        match[1]
+        for computation in module.computations.values()
+        for line in computation.instructions
+        if line.opcode.startswith("custom-call") and not is_product(line) and (match := _TARGET.search(line.tail))
+    }
+    return tuple(sorted(target for target in targets if not _PLUMBING.fullmatch(target)))
+
+
+def product_flops(computation: Computation, instruction: Instruction) -> tuple[str, int]:
+    """Element type and FLOPs of one execution of a product."""
+    count = _COUNTS.get(instruction.opcode, _dot)
+    return arrays(computation.shape(instruction.operands[0]))[0].dtype, count(computation, instruction)
+
+
+def _array(computation: Computation, instruction: Instruction, operand: int) -> ArrayShape:
+    return arrays(computation.shape(instruction.operands[operand]))[0]
+
+
+def _dot(computation: Computation, instruction: Instruction) -> int:
+    left, right = (_array(computation, instruction, place) for place in (0, 1))
+    out = arrays(instruction.shape)[0]
+    match = _CONTRACTED.search(instruction.tail)
+    chosen = [int(dim) for dim in re.findall(r"\d+", match[1])] if match else []
+    if any(dim >= len(left.dims) for dim in chosen):
+        _refuse(instruction, f"contracts dimension {max(chosen)} of {left.dims}")
+    contracted = math.prod(left.dims[dim] for dim in chosen)
+    if instruction.opcode == "dot" and not _fits(left, right, out, contracted, instruction):
+        _refuse(instruction, f"{left.dims} and {right.dims} cannot give {out.dims}")
+    return 2 * out.size * contracted
+
+
+def _fits(left: ArrayShape, right: ArrayShape, out: ArrayShape, contracted: int, instruction: Instruction) -> bool:
+    match = re.search(r"lhs_batch_dims=\{([\d,]*)\}", instruction.tail)
+    batch = math.prod(left.dims[int(dim)] for dim in match[1].split(",") if dim) if match else 1
+    if not contracted * batch:
+        return True
+    return left.size * right.size == out.size * contracted * contracted * batch
+
+
+def _refuse(instruction: Instruction, problem: str) -> None:
+    raise HloParseError("HLO text that cannot be read", [Offence(f"%{instruction.name}", problem)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """One spatial dimension of a convolution."""
+
+    size: int = 1
+    stride: int = 1
+    pad: int = 0
+    lhs_dilate: int = 1
+    rhs_dilate: int = 1
+
+    def touched(self, inputs: int, outputs: int) -> int:
+        """Pairs of output and window positions that meet an input and not padding or a dilation's hole.
+
+        >>> _Window(size=3, pad=1).touched(4, 4)
+        10
+        """
+        starts = np.arange(outputs) * self.stride - self.pad
+        total = 0
+        for offset in range(0, self.size * self.rhs_dilate, self.rhs_dilate):
+            at = starts + offset
+            total += int(((at >= 0) & (at % self.lhs_dilate == 0) & (at < inputs * self.lhs_dilate)).sum())
+        return total
+
+
+def _windows(instruction: Instruction, rank: int) -> list[_Window]:
+    match = re.search(r"window=\{([^}]*)\}", instruction.tail)
+    fields = dict(re.findall(r"(\w+)=(\S+)", match[1])) if match else {}
+    values = {
+        key: [int(part.partition("_")[0]) for part in re.split("x", fields[key])]
+        for key in ("size", "stride", "pad", "lhs_dilate", "rhs_dilate")
+        if key in fields
+    }
+    return [_Window(**{key: parts[place] for key, parts in values.items()}) for place in range(rank)]
+
+
+def _convolution(computation: Computation, instruction: Instruction) -> int:
+    match = re.search(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)", instruction.tail)
+    if not match:
+        _refuse(instruction, "a convolution without dim_labels")
+        return 0
+    left, kernel, result = match.groups()
+    inputs, weights = (_array(computation, instruction, place).dims for place in (0, 1))
+    outputs = arrays(instruction.shape)[0].dims
+    if (len(left), len(kernel), len(result)) != (len(inputs), len(weights), len(outputs)):
+        _refuse(instruction, f"dim_labels={match[0]} for {inputs}, {weights}, {outputs}")
+    spatial = sorted(label for label in result if label.isdigit())
+    windows = _windows(instruction, len(spatial))
+    touched = math.prod(
+        window.touched(inputs[left.index(label)], outputs[result.index(label)])
+        for label, window in zip(spatial, windows, strict=True)
+    )
+    return 2 * outputs[result.index("b")] * outputs[result.index("f")] * weights[kernel.index("i")] * touched
+
+
+_COUNTS: dict[str, Callable[[Computation, Instruction], int]] = {
+    "dot": _dot,
+    "scaled-dot": _dot,
+    "ragged-dot": _dot,
+    "convolution": _convolution,
+}
