@@ -142,14 +142,15 @@ from shardax.proving.buffers import Buffer as Buffer
 from shardax.proving.buffers import largest_buffers as largest_buffers
 from shardax.proving.collectives import Collective as Collective
 from shardax.proving.cost import Estimate as Estimate
-from shardax.proving.cost import estimate as estimate
 from shardax.proving.cost import Link as Link
+from shardax.proving.cost import estimate as estimate
 from shardax.proving.flops import flops as flops
 from shardax.proving.flops import flops_by_dtype as flops_by_dtype
 from shardax.proving.hlo import HloModule as HloModule
 from shardax.proving.hlo import parse_hlo as parse_hlo
 from shardax.proving.ledger import Ledger as Ledger
 from shardax.proving.traffic import hbm_bytes as hbm_bytes
+from shardax.report.draw import draw as draw
 from shardax.tables import Table as Table
 
 __version__: str
