@@ -77,7 +77,7 @@ class Rules:
         """
         if isinstance(source, cls):
             return source
-        rules, _ = read_document(source, "rules")
+        rules, _ = read_document(source, "partition_rules")
         return cls(tuple(read_pairs(rules, "rules")))
 
     @cached_property

@@ -10,35 +10,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardax.errors import Offence, RuleError, did_you_mean, plural
+from shardax.errors import Offence, RuleError, plural
 
 Pairs = list[tuple[Any, Any]]
 
 
 def read_document(source: Any, key: str) -> tuple[Any, Mapping[str, Any]]:
-    """The rules in a source, and the rest of the document they stand in.
+    """The rules in a source, and the document they stand in.
 
-    Text is YAML; a document may hold the rules under `key`, beside other settings, as MaxText's configurations do.
+    Text is YAML, or the name of a file of it. A document may hold the rules under `key` beside other settings, as
+    MaxText's configurations do.
 
-    >>> read_document("logical_axis_rules: [['mlp', 'tensor']]", "logical_axis_rules")[0]
+    >>> read_document("logical_axis_rules: [[mlp, tensor]]", "logical_axis_rules")[0]
     [['mlp', 'tensor']]
     """
     if isinstance(source, os.PathLike):
         source = _parse_yaml(Path(source).read_text(), str(source))  # pyright: ignore[reportUnknownArgumentType]
     elif isinstance(source, str):
-        one_line = "\n" not in source and source.strip().endswith((".yml", ".yaml", ".json"))
-        source = _parse_yaml(Path(source).read_text(), source) if one_line else _parse_yaml(source, "the text")
-    else:
-        return source, {}
-    if not isinstance(source, Mapping):
-        return source, {}
-    document: Mapping[str, Any] = source
-    if key in document:
+        is_name = "\n" not in source and source.strip().endswith((".yml", ".yaml", ".json"))
+        source = _parse_yaml(Path(source).read_text() if is_name else source, source if is_name else "the text")
+    if isinstance(source, Mapping) and key in source:
+        document: Mapping[str, Any] = source
         return document[key], document
-    close = did_you_mean(key, [name for name in document if "rule" in str(name)])
-    if close:
-        raise RuleError(f"no {key!r} in the document{close}")
-    return document, {}
+    return source, {}
 
 
 def read_pairs(source: Any, what: str) -> Pairs:
@@ -73,7 +67,21 @@ def _parse_yaml(text: str, where: str) -> Any:
         raise RuleError(
             "rules as text need PyYAML", remedy="pip install 'shardax[yaml]', or give a list or a mapping"
         ) from None
+
+    class Loader(yaml.SafeLoader):
+        """A repeated key is an error: the second would silently replace the first, which is no fallback."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            repeated = [key for place, key in enumerate(keys) if key in keys[:place]]
+            if repeated:
+                names = ", ".join(map(repr, dict.fromkeys(repeated)))
+                raise RuleError(
+                    f"{where} repeats the key {names}", remedy="write rules with fallbacks as a list of pairs"
+                )
+            return super().construct_mapping(node, deep)
+
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise RuleError(f"{where} is not YAML: {error}") from None
