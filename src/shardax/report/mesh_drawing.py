@@ -84,7 +84,7 @@ class MeshDrawing:
             seats = [seat for seat in self.seats if seat.slice_index == slice_index]
             for seat in seats:
                 x, y = left + 6 + seat.at[0] * size, 34 + seat.at[1] * size
-                label = str(seat.device) if size > 20 else ""
+                label = str(self._along(seat)) if size > 20 else ""
                 hover = f"device {seat.device}, host {seat.host}, slice {seat.slice_index}, {self._named(seat)}"
                 picture.box(x, y, size - 3, size - 3, colour(self._along(seat), count), label, hover)
             self._frames(picture, seats, left, size)
