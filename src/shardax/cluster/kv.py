@@ -56,6 +56,10 @@ class Store:
                 return None
             raise
 
+    def remove(self, key: str) -> None:
+        """Forget a key; exchanges that go on for days must not fill the coordinator."""
+        self.client.key_value_delete(PREFIX + key)
+
     def under(self, folder: str) -> dict[str, str]:
         """Every key below a folder, without the folder's name."""
         full = f"{PREFIX}{folder}/"

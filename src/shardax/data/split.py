@@ -84,7 +84,15 @@ class RowSplit:
     @cached_property
     def shards(self) -> int:
         """Into how many different pieces the rows are cut."""
-        return len({(cut.rows.start, cut.rows.stop) for cut in self.cuts})
+        return len(self.owners)
+
+    @cached_property
+    def owners(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """The processes that own each piece of the rows, by where it starts and stops."""
+        found: dict[tuple[int, int], set[int]] = {}
+        for cut in self.cuts:
+            found.setdefault((cut.rows.start, cut.rows.stop), set()).add(cut.process)
+        return {piece: tuple(sorted(found[piece])) for piece in sorted(found)}
 
     @cached_property
     def shared(self) -> tuple[tuple[int, ...], ...]:

@@ -1,0 +1,110 @@
+"""Columns: the leaves of a tree whose leading axis counts records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from shardax.errors import Offence
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """A tree taken apart: the path and value of every column, and how to put a tree of the same form together."""
+
+    paths: tuple[str, ...]
+    values: tuple[Any, ...]
+    treedef: Any
+
+    @property
+    def lengths(self) -> tuple[int | None, ...]:
+        """Records in every column; None for a leaf that has no records."""
+        return tuple(length_of(value) for value in self.values)
+
+    def misfits(self) -> list[Offence]:
+        """Leaves that are no columns, and all columns if their lengths differ."""
+        without = [
+            Offence(path, f"a {type(value).__name__} has no records to count", shape=getattr(value, "shape", None))
+            for path, value, length in zip(self.paths, self.values, self.lengths, strict=True)
+            if length is None
+        ]
+        if without or len(set(self.lengths)) < 2:
+            return without
+        return [Offence(path, f"{length} records") for path, length in zip(self.paths, self.lengths, strict=True)]
+
+    def rebuilt(self, values: Iterable[Any]) -> Any:
+        """A tree of this form with other values."""
+        return jax.tree.unflatten(self.treedef, list(values))
+
+
+def columns_of(tree: Any) -> Columns:
+    """The columns of a tree; a list is a column of records, not a node.
+
+    >>> columns_of({"x": np.zeros((3, 2)), "name": ["a", "b", "c"]}).lengths
+    (3, 3)
+    """
+    found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_list)
+    return Columns(
+        tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found),
+        tuple(value for _, value in found),
+        treedef,
+    )
+
+
+def _is_list(node: Any) -> bool:
+    return isinstance(node, list)
+
+
+def length_of(value: Any) -> int | None:
+    """Records in a column: its leading axis, or the length of a sequence that is not text; None if it has none.
+
+    >>> length_of(np.zeros((4, 2))), length_of([1, 2]), length_of("text"), length_of(3.0)
+    (4, 2, None, None)
+    """
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return int(cast("tuple[int, ...]", shape)[0]) if shape else None
+    return len(value) if is_random_access(value) else None
+
+
+def is_array(value: Any) -> bool:
+    """Anything with a shape, a dtype and a subscript: NumPy, jax, memmaps, HDF5, Zarr."""
+    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__getitem__")
+
+
+def is_random_access(value: Any) -> bool:
+    """A sequence of records, by protocol: a length and a subscript. Text, mappings and sets are none."""
+    if isinstance(value, (str, bytes, bytearray, Mapping, set, frozenset)):
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
+def is_tree(value: Any) -> bool:
+    """A mapping, a namedtuple or a registered node: something that holds columns by name."""
+    if isinstance(value, tuple) and hasattr(cast("Any", value), "_fields"):
+        return True
+    if isinstance(value, (list, tuple, str)) or value is None:
+        return False
+    return isinstance(value, Mapping) or not jax.tree_util.all_leaves([value])
+
+
+def is_stream(value: Any) -> bool:
+    """Records one after another: an iterator, or an iterable without a length."""
+    if isinstance(value, (str, bytes, bytearray, Mapping, set, frozenset, Sequence)):
+        return False
+    return hasattr(value, "__next__") or (hasattr(value, "__iter__") and not hasattr(value, "__len__"))
+
+
+def is_host_only(value: Any) -> bool:
+    """Text, bytes, dates and objects have no device form: they stay where they are.
+
+    >>> is_host_only("text"), is_host_only(np.array(["a"])), is_host_only(np.zeros(2)), is_host_only(1.5)
+    (True, True, False, False)
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.kind in "OSUMm" or value.dtype.type is np.void  # bfloat16 has kind V too
+    return not isinstance(value, (jax.Array, bool, int, float, complex))

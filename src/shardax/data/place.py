@@ -1,0 +1,115 @@
+"""`place_batch`: a batch of mixed leaves under shardings, in one process or in many."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from shardax.cluster.kv import job_store
+from shardax.data.assemble import place_rows, split_of_local
+from shardax.data.columns import is_host_only
+from shardax.data.replicas import check_replicas, digests
+from shardax.errors import Offence, SharderError, SplitError
+
+_calls = itertools.count()
+
+
+def place_batch(batch: Any, sharding: Any, whole_rows: bool | None) -> Any:
+    """Every leaf under its sharding; `sharding` is one for all, or a tree that is a prefix of the batch."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(batch)
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    asked = _spread(sharding, batch)
+    placed: list[Any] = [leaf for _, leaf in leaves]
+    wholly: list[int] = []
+    in_parts: list[int] = []
+    for place, ((_, leaf), wanted) in enumerate(zip(leaves, asked, strict=True)):
+        if is_host_only(leaf) or wanted is None:
+            continue
+        is_global = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        at_once = is_global or wanted.is_fully_addressable or np.ndim(leaf) == 0
+        (wholly if at_once else in_parts).append(place)
+    if wholly:
+        moved = jax.device_put([placed[p] for p in wholly], [_of_rank(asked[p], np.ndim(placed[p])) for p in wholly])
+        for place, array in zip(wholly, moved, strict=True):
+            placed[place] = array
+    if in_parts:
+        _check_told({paths[p]: (placed[p], asked[p]) for p in in_parts}, whole_rows)
+        shared: dict[str, dict[str, str]] = {}
+        for place in in_parts:
+            placed[place] = _from_local_rows(paths[place], placed[place], asked[place], whole_rows, shared)
+        _check_shared(shared)
+    return jax.tree.unflatten(treedef, placed)
+
+
+def _spread(sharding: Any, batch: Any) -> list[Any]:
+    def is_sharding(node: Any) -> bool:
+        return node is None or isinstance(node, Sharding)
+
+    found: list[Any] = []
+
+    def take(wanted: Any, part: Any) -> None:
+        found.extend([wanted] * len(jax.tree.leaves(part)))
+
+    jax.tree.map(take, sharding, batch, is_leaf=is_sharding)
+    strange = sorted({type(s).__name__ for s in found if not is_sharding(s)})
+    if strange:
+        raise SharderError(
+            f"not a sharding: {', '.join(strange)}", remedy="give a jax Sharding, or a tree of them like the batch"
+        )
+    return found
+
+
+def _of_rank(sharding: Any, rank: int) -> Any:
+    """The sharding for a leaf with fewer dimensions than the spec: the entries it has dimensions for."""
+    if isinstance(sharding, NamedSharding) and len(sharding.spec) > rank:
+        return NamedSharding(sharding.mesh, PartitionSpec(*tuple(sharding.spec)[:rank]))
+    return sharding
+
+
+def _check_told(leaves: dict[str, tuple[Any, Any]], whole_rows: bool | None) -> None:
+    """Rows that are cut in other dimensions too: do the leaves hold them whole, or in blocks? We must be told."""
+    kinds = [
+        Offence(path, f"a {type(sharding).__name__} over several processes does not name the axes of its rows")
+        for path, (_, sharding) in leaves.items()
+        if not isinstance(sharding, NamedSharding)
+    ]
+    if kinds:
+        raise SharderError("cannot tell which rows are whose", kinds, "give a NamedSharding")
+    if whole_rows is not None:
+        return
+    cut = [
+        Offence(path, f"dims {dims} are cut over processes", shape=np.shape(leaf), spec=sharding.spec)
+        for path, (leaf, sharding) in leaves.items()
+        if (dims := split_of_local(_of_rank(sharding, np.ndim(leaf)), np.shape(leaf), jax.process_index()).cut_dims)
+    ]
+    if cut:
+        raise SplitError(
+            "this sharding cuts more than rows over processes: is a row here whole, or this process's block of it?",
+            cut,
+            "say whole_rows=True (each process holds whole rows) or whole_rows=False (only its own block)",
+        )
+
+
+def _from_local_rows(
+    path: str, leaf: Any, sharding: NamedSharding, whole_rows: bool | None, shared: dict[str, dict[str, str]]
+) -> jax.Array:
+    local = np.asarray(leaf)
+    fitted = _of_rank(sharding, local.ndim)
+    if whole_rows is False:
+        return jax.make_array_from_process_local_data(fitted, local)
+    split = split_of_local(fitted, local.shape, jax.process_index())
+    rows = split.rows(jax.process_index())
+    if any(len(owners) > 1 for owners in split.owners.values()):
+        shared[path] = digests(local, rows, split, jax.process_index())
+    return place_rows(local, rows, fitted, split.shape)
+
+
+def _check_shared(shared: dict[str, dict[str, str]]) -> None:
+    """Processes that own the same rows must have handed in the same rows; jax would take either without a word."""
+    store = job_store()
+    if shared and store is not None:
+        check_replicas(store, f"shard/{next(_calls)}", shared)
