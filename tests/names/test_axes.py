@@ -306,6 +306,8 @@ def test_axes_that_are_not_a_sequence_of_axes():
         sx.PartitionAxis().resolve_axis(sx.BATCH, TRAIN)
     with pytest.raises(TypeError, match="dim 1.*3"):
         sx.PartitionAxis().resolve_axis([sx.BATCH, 3], TRAIN)
+    with pytest.raises(TypeError, match="dim 0.*'dp'"):
+        sx.PartitionAxis().resolve_axis([{"dp"}], TRAIN)
     with pytest.raises(TypeError, match="one axis per dimension"):
         sx.PartitionAxis().resolve_axis(None, TRAIN)
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar, final
 
-import jax
-
 from shardax.errors import NoManagerError
+from shardax.names.trace_key import TraceKey
 
 T = TypeVar("T")
 
@@ -27,9 +26,8 @@ class Ambient(Generic[T]):
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
         self._entered: ContextVar[tuple[tuple[T, int], ...]] = ContextVar(name, default=())
-        self._traced_under = jax.make_user_context(0)
+        self._traced_under = TraceKey()
         self._thread = _Thread()
         self._last: T | None = None
         self._last_was_asked_for = False
@@ -48,7 +46,7 @@ class Ambient(Generic[T]):
         """Remember the last value, and no other."""
         self._last = value
         if self._last_was_asked_for:
-            self._traced_under.set_global(key)
+            self._traced_under.set_everywhere(key)
 
     def enter(self, value: T, key: int) -> None:
         """Put a value in force, inside those already entered."""
@@ -67,8 +65,7 @@ class Ambient(Generic[T]):
     def _publish(self) -> None:
         """Tell JAX, which keeps the keys of jit per thread, what is in force in this one."""
         if self._thread.entered:
-            context = self._traced_under(self._thread.entered[-1][1])
-            context.__enter__()
+            context = self._traced_under.enter(self._thread.entered[-1][1])
             self._thread.outermost = self._thread.outermost or context
         elif self._thread.outermost:
             # Tasks may leave in another order than they entered: what leads back is the first context, not the last.

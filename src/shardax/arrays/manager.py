@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Self, final
 
 import jax
@@ -17,7 +18,6 @@ from shardax.names.axes import PartitionAxis
 from shardax.names.dynamic_axes import DynamicShardingAxes, checked_mode, is_dynamic, mode_for
 from shardax.names.paths import flatten, rebuild
 from shardax.names.registry import REGISTRY
-from shardax.names.spec import OnMisfit
 from shardax.names.tokens import NOT_GIVEN, Axis, NotGiven
 
 _Axes = Sequence[Axis] | DynamicShardingAxes | type[DynamicShardingAxes] | NotGiven | None
@@ -81,16 +81,12 @@ class PartitionManager:
         P('fsdp', None, 'tp')
         """
         axes, mode = _axes_and_mode(axes, mode, dynamic_axes)
-        asked = None if not isinstance(mode, str) else self._paxis.resolve_spec(axes, mode)
-        policy: OnMisfit = "adapt" if auto_correct else "error"
-
-        def lay_out(leaf: Any) -> Any:
-            if not hasattr(leaf, "shape"):
-                return leaf
-            spec = self._paxis.resolve_spec(axes, mode_for(mode, leaf.shape)) if asked is None else asked
-            return constrain(leaf, spec, on_misfit=policy, axes=self._paxis)
-
-        return lay_out(x) if isinstance(x, (jax.Array, np.ndarray)) else _each_leaf(lay_out, x)
+        lay_out = partial(constrain, on_misfit="adapt" if auto_correct else "error", axes=self._paxis)
+        if isinstance(mode, str):
+            spec = self._paxis.resolve_spec(axes, mode)
+            whole = auto_correct or hasattr(x, "shape")
+            return lay_out(x, spec) if whole else _each_leaf(x, lambda leaf: lay_out(leaf, spec))
+        return _each_leaf(x, lambda leaf: lay_out(leaf, self._paxis.resolve_spec(axes, mode_for(mode, leaf.shape))))
 
     def resolve(
         self,
@@ -128,31 +124,32 @@ class PartitionManager:
 
 def _axes_and_mode(axes: Any, mode: Any, dynamic_axes: Any) -> tuple[Sequence[Axis], str | int]:
     """What was asked: axes and mode where both are given, else the pair of a DynamicShardingAxes."""
-    axes, mode, dynamic = (None if part is NOT_GIVEN else part for part in (axes, mode, dynamic_axes))
     if is_dynamic(axes):
-        if dynamic is not None:
+        if dynamic_axes is not NOT_GIVEN and dynamic_axes is not None:
             raise AxisRuleError("Two DynamicShardingAxes, one as axes and one as dynamic_axes", remedy="give one")
-        axes, dynamic = None, axes
-    if axes is not None and mode is not None:
+        axes, dynamic_axes = None, axes
+    missing = [name for name, part in (("axes", axes), ("mode", mode)) if part is NOT_GIVEN or part is None]
+    if not missing:
         return axes, checked_mode(mode)
-    if dynamic is None:
-        missing = " and ".join(name for name, part in (("axes", axes), ("mode", mode)) if part is None)
+    if is_dynamic(dynamic_axes):
+        return dynamic_axes.axes, checked_mode(dynamic_axes.mode)
+    if dynamic_axes is NOT_GIVEN or dynamic_axes is None:
         raise AxisRuleError(
-            f"Nothing to lay out by: {missing} missing, and no dynamic axes",
+            f"Nothing to lay out by: {' and '.join(missing)} missing, and no dynamic axes",
             remedy="give axes and a mode, or dynamic_axes (a DynamicShardingAxes, class or instance)",
         )
-    if not is_dynamic(dynamic):
-        raise AxisTypeError(f"dynamic_axes is a DynamicShardingAxes, class or instance, not {dynamic!r}")
-    return dynamic.axes, checked_mode(dynamic.mode)
+    raise AxisTypeError(f"dynamic_axes is a DynamicShardingAxes, class or instance, not {dynamic_axes!r}")
 
 
-def _each_leaf(lay_out: Callable[[Any], Any], tree: Any) -> Any:
-    """The tree laid out leaf by leaf; every leaf that cannot be is listed, with its path."""
+def _each_leaf(tree: Any, lay_out: Callable[[Any], Any]) -> Any:
+    """The tree with its arrays laid out one by one; every one that cannot be is listed, with its path."""
+    if isinstance(tree, (jax.Array, np.ndarray)):
+        return lay_out(tree)
     offences: list[Offence] = []
     results: list[Any] = []
     for path, leaf in zip(*flatten(tree), strict=True):
         try:
-            results.append(lay_out(leaf))
+            results.append(lay_out(leaf) if hasattr(leaf, "shape") else leaf)
         except (SpecError, UnknownAxisError) as error:
             listed = error.offences or (Offence("", error.headline),)
             offences += [replace(offence, where=path) for offence in listed]

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-import jax
-
 from shardax.errors import AxisRuleError, AxisTypeError, UnknownAxisError, did_you_mean
 from shardax.names.hashing import hash_fn
 from shardax.names.tokens import EMPTY, NOT_GIVEN, Axis, NotGiven
+from shardax.names.trace_key import TraceKey
 
 
 @dataclass(frozen=True)
@@ -132,9 +131,7 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._table = RuleTable()
-        # A static argument whose hash changes is not enough: jax 0.10 compares an object with itself and finds it
-        # equal, whatever the hash says. A user context is part of every jit cache key, static argument or not.
-        self._traced_under = jax.make_user_context(0)
+        self._traced_under = TraceKey()
 
     @property
     def table(self) -> RuleTable:
@@ -162,8 +159,9 @@ class Registry:
             self._put(RuleTable())
 
     def _put(self, table: RuleTable) -> None:
-        self._table = table
-        self._traced_under.set_global(table.fingerprint)
+        before, self._table = self._table, table
+        if table.fingerprint != before.fingerprint:
+            self._traced_under.set_everywhere(table.fingerprint)
 
 
 REGISTRY: Final = Registry()

@@ -10,27 +10,38 @@ from typing import Any
 from shardax.errors import AxisTypeError, Offence, SpecError, UnknownAxisError, did_you_mean
 from shardax.names.registry import AxisRule, cycle_error
 from shardax.names.spec import FREE, axes_of
-from shardax.names.tokens import EMPTY, NOT_GIVEN, Axis, MeshAxes
+from shardax.names.tokens import EMPTY, NOT_GIVEN, MeshAxes
 
 
-def frozen_axes(axes: Any) -> tuple[Axis, ...]:
-    """One axis per dimension, as a hashable value.
+def frozen_axes(axes: Any) -> tuple[Any, ...]:
+    """One axis per dimension, as a hashable value. (Hashable entries are checked when first read.)
 
     >>> frozen_axes(["batch", ["dp", None]])
     ('batch', ('dp', None))
     """
-    if isinstance(axes, str) or not isinstance(axes, Sequence):
+    if isinstance(axes, str) or not isinstance(axes, (list, tuple, Sequence)):
         hint = f"[{axes!r}]" if isinstance(axes, str) else "[BATCH, None, HEAD]"
         raise AxisTypeError(f"Axes are a sequence with one axis per dimension, not {axes!r}; write {hint}")
-    return tuple(_frozen(axis, dim) for dim, axis in enumerate(axes))
+    flat = tuple(axes)
+    try:
+        hash(flat)
+    except TypeError:
+        for dim, axis in enumerate(flat):
+            _check(axis, dim)
+        return tuple(map(_frozen, flat))
+    return flat
 
 
-def _frozen(axis: Any, dim: int) -> Any:
-    if axis is None or axis is FREE or isinstance(axis, str):
-        return axis
+def _frozen(axis: Any) -> Any:
+    return tuple(map(_frozen, axis)) if isinstance(axis, (list, tuple)) else axis
+
+
+def _check(axis: Any, dim: int) -> None:
     if isinstance(axis, (list, tuple)):
-        return tuple(_frozen(part, dim) for part in axis)
-    raise AxisTypeError(f"The axis of dim {dim} is a name, None, or a list of those, not {axis!r}")
+        for part in axis:
+            _check(part, dim)
+    elif not (axis is None or axis is FREE or isinstance(axis, str)):
+        raise AxisTypeError(f"The axis of dim {dim} is a name, None, or a list of those, not {axis!r}")
 
 
 def side_by_side(parts: Sequence[MeshAxes]) -> tuple[str, ...] | None:
@@ -68,6 +79,8 @@ class Reader:
 
     def read_all(self, axes: tuple[Any, ...]) -> tuple[MeshAxes, ...]:
         """The mesh axes of every entry, or one error that lists every unknown name."""
+        for dim, axis in enumerate(axes):
+            _check(axis, dim)
         unknown = [(dim, name) for dim, axis in enumerate(axes) for name in self._unknown(axis)]
         if unknown:
             raise self._unknown_error(unknown)
