@@ -79,6 +79,9 @@ from shardax.names.hashing import hash_fn as hash_fn
 from shardax.names.layout import Layout as Layout
 from shardax.names.layout import layout as layout
 from shardax.names.layout_file import LayoutDiff as LayoutDiff
+from shardax.names.lint import Finding as Finding
+from shardax.names.lint import LintReport as LintReport
+from shardax.names.lint import lint as lint
 from shardax.names.logical import LogicalRules as LogicalRules
 from shardax.names.mesh import MeshSpec as MeshSpec
 from shardax.names.mesh import current_mesh as current_mesh

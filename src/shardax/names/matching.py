@@ -56,6 +56,16 @@ class Matcher:
         """The places of all patterns that match, in order."""
         return list(self._matches(path))
 
+    def every_of(self, paths: Sequence[str]) -> list[list[int]]:
+        """`every` of each path; paths that no pattern tells apart share one list."""
+        keys = self._keys(paths)
+        found = {key: self.every(path) for key, path in dict(zip(keys, paths, strict=True)).items()}
+        return [found[key] for key in keys]
+
+    def words(self, place: int) -> list[str]:
+        """The words that pattern asks of every match, where it asks for one and no other."""
+        return [clause[0][0] for clause in self._needles[place].reading.clauses if len(clause) == 1]
+
     def _keys(self, paths: Sequence[str]) -> list[bytes]:
         """The paths with their digits masked: in one sweep, which is ten times faster than one by one."""
         keys = "\n".join(paths).encode("utf-8", "surrogatepass").translate(self._table).split(b"\n")

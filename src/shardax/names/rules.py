@@ -107,6 +107,18 @@ class Rules:
         """Every rule that is found in the path, in order: the winner, then the losers."""
         return [self._matches[place] for place in self._matcher.every(path)]
 
+    def matches_of(self, paths: Sequence[str]) -> list[list[int]]:
+        """The positions of all rules found in each path, in bulk."""
+        return self._matcher.every_of(paths)
+
+    def words(self, index: int) -> list[str]:
+        """Texts that a path must hold for a rule to be found in it; what a typo in the rule is seen by.
+
+        >>> Rules.of({"mlp/(up|down)/kernel$": None}).words(0)
+        ['mlp', 'kernel']
+        """
+        return self._matcher.words(index)
+
     def losers(self, path: str) -> list[Match]:
         """The rules that are found in the path too, but came too late."""
         return self.matches(path)[1:]
