@@ -21,22 +21,28 @@ from shardax.data.sharder_config import JaxProcessSharderConfig as JaxProcessSha
 from shardax.data.split import RowSplit as RowSplit
 from shardax.data.split import process_bounds as process_bounds
 from shardax.data.split import row_split as row_split
+from shardax.errors import ArgumentError as ArgumentError
 from shardax.errors import AxisRuleError as AxisRuleError
 from shardax.errors import AxisTypeError as AxisTypeError
 from shardax.errors import BarrierError as BarrierError
 from shardax.errors import BatchSizeError as BatchSizeError
 from shardax.errors import ClusterError as ClusterError
+from shardax.errors import CompiledCallError as CompiledCallError
+from shardax.errors import DeviceMismatchError as DeviceMismatchError
 from shardax.errors import DisagreementError as DisagreementError
 from shardax.errors import FeedError as FeedError
 from shardax.errors import FeedStateError as FeedStateError
+from shardax.errors import ForeignTraceError as ForeignTraceError
 from shardax.errors import HashingError as HashingError
 from shardax.errors import HloParseError as HloParseError
 from shardax.errors import LayoutError as LayoutError
 from shardax.errors import LeafError as LeafError
+from shardax.errors import LeakedTracerError as LeakedTracerError
 from shardax.errors import MeshConflictError as MeshConflictError
 from shardax.errors import MeshError as MeshError
 from shardax.errors import NoManagerError as NoManagerError
 from shardax.errors import NoMeshError as NoMeshError
+from shardax.errors import NonArrayStateError as NonArrayStateError
 from shardax.errors import Offence as Offence
 from shardax.errors import PlacementError as PlacementError
 from shardax.errors import PreflightError as PreflightError
@@ -49,6 +55,8 @@ from shardax.errors import SourceEndedError as SourceEndedError
 from shardax.errors import SourceError as SourceError
 from shardax.errors import SpecError as SpecError
 from shardax.errors import SplitError as SplitError
+from shardax.errors import StateError as StateError
+from shardax.errors import StateShardingError as StateShardingError
 from shardax.errors import TransformError as TransformError
 from shardax.errors import UnknownAxisError as UnknownAxisError
 from shardax.names.analysis import LayoutAnalysis as LayoutAnalysis
@@ -101,10 +109,10 @@ from shardax.names.optimizer import unmatched_slots as unmatched_slots
 from shardax.names.patterns import create_pattern_based_partition_spec as create_pattern_based_partition_spec
 from shardax.names.patterns import match_partition_rules as match_partition_rules
 from shardax.names.rules import Rules as Rules
-from shardax.names.spec import FREE as FREE
-from shardax.names.spec import REPLICATED as REPLICATED
 from shardax.names.spec import Correction as Correction
+from shardax.names.spec import FREE as FREE
 from shardax.names.spec import Fit as Fit
+from shardax.names.spec import REPLICATED as REPLICATED
 from shardax.names.spec import canonical as canonical
 from shardax.names.spec import fit as fit
 from shardax.names.spec import local_shape as local_shape
@@ -155,6 +163,9 @@ from shardax.proving.hlo import parse_hlo as parse_hlo
 from shardax.proving.ledger import Ledger as Ledger
 from shardax.proving.traffic import hbm_bytes as hbm_bytes
 from shardax.report.draw import draw as draw
+from shardax.state.cells import RngState as RngState
+from shardax.state.cells import State as State
+from shardax.state.jit import jit as jit
 from shardax.tables import Table as Table
 
 __version__: str

@@ -1,0 +1,353 @@
+"""Cells: places that hold an array (or a tree of arrays) and can be written inside a traced function.
+
+`State` is our own cell. While a function is being traced by `shardax.jit` or `shard_map`, a `Scope` is open in that
+thread: reads and writes of cells that the function closes over go to the scope, never to the cell, so an exception
+leaves every cell as it was and other threads see nothing. What other frameworks call a cell is described by a `Family`.
+"""
+
+from __future__ import annotations
+
+# pyright: reportPrivateUsage=false
+import threading
+import warnings
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
+from weakref import WeakValueDictionary
+
+import jax
+from jax.core import Tracer
+
+from shardax._compat import current_trace, is_staged, trace_of, trace_state_clean
+from shardax.errors import ForeignTraceError, LeakedTracerError
+
+
+class CellSpec:
+    """What a State is besides its value: class and metadata. Equal specs are one object where hashing allows."""
+
+    __slots__ = ("__weakref__", "cls", "metadata")
+    _known: ClassVar[WeakValueDictionary[Any, CellSpec]] = WeakValueDictionary()
+
+    cls: type
+    metadata: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, cell_class: type, metadata: Mapping[str, Any]) -> CellSpec:
+        key = (cell_class, tuple((name, type(value), value) for name, value in sorted(metadata.items())))
+        try:
+            known = cls._known.get(key)
+        except TypeError:  # metadata that does not hash: its own spec, compared by value
+            key, known = None, None
+        if known is not None:
+            return known
+        spec = object.__new__(cls)
+        spec.cls, spec.metadata = cell_class, MappingProxyType(dict(metadata))
+        if key is not None:
+            spec = cls._known.setdefault(key, spec)
+        return spec
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, CellSpec) and self.cls is other.cls and dict(self.metadata) == dict(other.metadata)
+
+    def __hash__(self) -> int:
+        return hash((self.cls, tuple(sorted(self.metadata))))
+
+    def __repr__(self) -> str:
+        return f"{self.cls.__name__}({', '.join(f'{name}={value!r}' for name, value in self.metadata.items())})"
+
+
+class Slot:
+    """What a scope knows of one cell that the function closes over."""
+
+    __slots__ = ("cell", "read", "value", "written")
+
+    def __init__(self, cell: Any, value: Any) -> None:
+        self.cell, self.value, self.read, self.written = cell, value, False, False
+
+
+class Scope:
+    """One trace in progress: the cells it redirects, and those it met without having been told of them."""
+
+    __slots__ = ("found", "parent", "slots", "trace")
+
+    def __init__(self, parent: Scope | None, cells: Iterable[Any] = (), values: Iterable[Any] = ()) -> None:
+        self.parent = parent
+        self.trace = current_trace()
+        self.slots = {id(cell): Slot(cell, value) for cell, value in zip(cells, values, strict=True)}
+        self.found: list[Any] = []
+
+    def slot(self, cell: Any) -> Slot:
+        """The slot of a cell; one that nobody announced enters with its outer value and is remembered as found."""
+        slot = self.slots.get(id(cell))
+        if slot is None:
+            value = cell._value if self.parent is None else _read(cell, self.parent)
+            slot = self.slots[id(cell)] = Slot(cell, value)
+            self.found.append(cell)
+        return slot
+
+
+class _Local(threading.local):
+    scope: Scope | None = None
+
+
+_local = _Local()
+_open: list[None] = []  # one entry per open scope of any thread: a read outside every trace asks only this
+_warned: set[int] = set()
+
+
+def innermost_scope() -> Scope | None:
+    """The scope that is open in this thread, if any."""
+    return _local.scope
+
+
+@contextmanager
+def scope_of(cells: Sequence[Any] = (), values: Sequence[Any] = ()) -> Generator[Scope]:
+    """Open a scope in which `cells` hold `values`."""
+    outer = _local.scope
+    scope = Scope(outer, cells, values)
+    _local.scope = scope
+    _open.append(None)
+    try:
+        yield scope
+    finally:
+        _open.pop()
+        _local.scope = outer
+
+
+def _read(cell: State, scope: Scope | None) -> Any:
+    home = cell._home
+    if scope is not None:
+        if home is scope:
+            return cell._value
+        slot = scope.slot(cell)
+        slot.read = True
+        return slot.value
+    value = cell._value
+    if home is not None and isinstance(value, Tracer):
+        raise LeakedTracerError(
+            f"{cell!r} holds a tracer of a trace that is over",
+            remedy="return the State from the traced function instead of storing it outside",
+        )
+    if not trace_state_clean() and is_staged(current_trace()) and id(cell) not in _warned:
+        _warned.add(id(cell))
+        warnings.warn(
+            f"{cell!r} is read under a jax transformation that is not shardax's: its value is baked in as a constant "
+            "and later writes will not be seen; use shardax.jit",
+            stacklevel=4,
+        )
+    return value
+
+
+def _write(cell: State, value: Any, scope: Scope | None) -> None:
+    _refuse_foreign_write(cell, value, scope)
+    if scope is None or cell._home is scope:
+        _set_value(cell, value)
+        return
+    slot = scope.slot(cell)
+    slot.value, slot.written = value, True
+
+
+def _refuse_foreign_write(cell: State, value: Any, scope: Scope | None) -> None:
+    trace = current_trace()
+    home = scope.trace if scope is not None else None
+    if scope is None and trace_state_clean():
+        if isinstance(value, Tracer):
+            raise LeakedTracerError(
+                f"{type(cell).__name__} was given a tracer outside every trace", remedy="store arrays, not tracers"
+            )
+        return
+    if trace is home:
+        return
+    inner = [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, Tracer) and not _outer(leaf, scope)]
+    if inner or is_staged(trace, home):
+        raise ForeignTraceError(
+            f"{type(cell).__name__} is written under a jax transformation that does not know it "
+            f"({type(trace).__name__}): the write would be lost or leave a tracer behind",
+            remedy="use shardax.jit, not jax.jit; inside scan, cond, grad or vmap, return the value and write it after",
+        )
+
+
+def _outer(tracer: Any, scope: Scope | None) -> bool:
+    while scope is not None:
+        if trace_of(tracer) is scope.trace:
+            return True
+        scope = scope.parent
+    return False
+
+
+class State:
+    """A mutable cell that `shardax.jit` and `shard_map` thread through compiled functions.
+
+    >>> import shardax as sx
+    >>> count = sx.State(0)
+    >>> @sx.jit
+    ... def bump(by):
+    ...     count.value += by
+    >>> bump(2); bump(3)
+    >>> int(count.value)
+    5
+
+    Keyword arguments are metadata: part of the structure (changing them re-traces), never traced themselves.
+    """
+
+    __slots__ = ("__weakref__", "_home", "_spec", "_value")
+
+    def __init__(self, value: Any, **metadata: Any) -> None:
+        self._spec = CellSpec.of(type(self), metadata)
+        self._home = _local.scope
+        self._value = value
+
+    @property
+    def value(self) -> Any:
+        """The array (or tree of arrays) that the cell holds now; inside a traced function, its traced value."""
+        return _read(self, _local.scope if _open else None)
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        _write(self, value, _local.scope if _open else None)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What was said of the cell when it was made; read-only."""
+        return self._spec.metadata
+
+    def __repr__(self) -> str:
+        value, metadata = self._value, "".join(f", {name}={item!r}" for name, item in self.metadata.items())
+        shape = getattr(value, "shape", None)
+        shown = f"{value.dtype}{list(shape)}" if shape is not None and hasattr(value, "dtype") else repr(value)
+        return f"{type(self).__name__}({shown}{metadata})"
+
+    def __getstate__(self) -> tuple[Any, dict[str, Any]]:
+        return self.value, dict(self.metadata)
+
+    def __setstate__(self, state: tuple[Any, dict[str, Any]]) -> None:
+        value, metadata = state
+        self._spec, self._home, self._value = CellSpec.of(type(self), metadata), _local.scope, value
+
+
+class RngState(State):
+    """A cell that holds a random key and hands out fresh ones.
+
+    >>> import jax, shardax as sx
+    >>> rng = sx.RngState(0)
+    >>> first, second = rng.split(), rng.split()
+    >>> bool((jax.random.key_data(first) == jax.random.key_data(second)).all())
+    False
+    >>> rng.split(3).shape
+    (3,)
+
+    Inside `shard_map` every shard draws its own numbers: the shard's index is folded into the key, unless
+    `fold=False` was given here.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, key: Any, *, fold: bool = True, **metadata: Any) -> None:
+        if isinstance(key, int):
+            key = jax.random.key(key)
+        super().__init__(key, fold=fold, **metadata)
+
+    def split(self, count: int | None = None) -> Any:
+        """One fresh key, or `count` of them; the cell moves on."""
+        keys = jax.random.split(self.value, 1 + (count or 1))
+        self.value = keys[0]
+        return keys[1] if count is None else keys[1:]
+
+
+class Family(Protocol):
+    """How the cells of one framework are described, read, written and made; see `lift.py` for where each is used."""
+
+    name: str
+
+    def spec(self, cell: Any) -> Any:
+        """What the cell is besides its value (class, metadata); hashable, and all that `make` needs."""
+        ...
+
+    def get(self, cell: Any) -> Any:
+        """The raw value, by the framework's own rules for the current trace."""
+        ...
+
+    def set(self, cell: Any, value: Any) -> None:
+        """Replace the raw value, by the framework's own rules for the current trace."""
+        ...
+
+    def make(self, spec: Any, value: Any) -> Any:
+        """A new cell: the stand-in of an argument's cell inside a trace, or a cell born inside, outside."""
+        ...
+
+    def respec(self, cell: Any, spec: Any) -> None:
+        """Give a cell the metadata that was changed inside."""
+        ...
+
+    def snapshot(self, cells: Sequence[Any]) -> Any:
+        """What `read_all` compares with: everything `spec` depends on that may change in place."""
+        ...
+
+    def read_all(self, cells: Sequence[Any], snapshot: Any) -> Sequence[Any] | None:
+        """The raw values of all cells outside every trace, in C-speed loops; None if a spec is not as in `snapshot`."""
+        ...
+
+    def write_all(self, cells: Iterable[Any], values: Iterable[Any]) -> None:
+        """Store raw values outside every trace."""
+        ...
+
+    def enter(self, scope: Scope, cells: Sequence[Any], values: Sequence[Any]) -> Any:
+        """Make closed-over `cells` hold `values` while a function is traced; returns a token for `leave`."""
+        ...
+
+    def leave(self, scope: Scope, token: Any) -> list[Any]:
+        """Undo `enter`, whatever happened inside; returns what the cells held last."""
+        ...
+
+
+_get_spec = attrgetter("_spec")
+_get_value = attrgetter("_value")
+_set_value = State.__dict__["_value"].__set__
+
+
+class OwnCells:
+    """The family of `State`: redirected by the scope, so nothing has to be entered or left."""
+
+    name = "shardax"
+
+    def spec(self, cell: State) -> CellSpec:
+        return cell._spec
+
+    def get(self, cell: State) -> Any:
+        return cell.value
+
+    def set(self, cell: State, value: Any) -> None:
+        cell.value = value
+
+    def make(self, spec: CellSpec, value: Any) -> State:
+        cell: State = object.__new__(spec.cls)
+        cell._spec, cell._home, cell._value = spec, _local.scope, value
+        return cell
+
+    def respec(self, cell: State, spec: CellSpec) -> None:
+        cell._spec = spec
+
+    def snapshot(self, cells: Sequence[State]) -> list[CellSpec]:
+        return [cell._spec for cell in cells]
+
+    def read_all(self, cells: Sequence[State], snapshot: list[CellSpec]) -> Sequence[Any] | None:
+        if list(map(_get_spec, cells)) != snapshot:
+            return None
+        return [cell._value for cell in cells]
+
+    def write_all(self, cells: Iterable[State], values: Iterable[Any]) -> None:
+        any(map(_set_value, cells, values))  # the descriptor returns None: `any` only drives the loop
+
+    def enter(self, scope: Scope, cells: Sequence[State], values: Sequence[Any]) -> Sequence[State]:
+        scope.slots.update((id(cell), Slot(cell, value)) for cell, value in zip(cells, values, strict=True))
+        return cells
+
+    def leave(self, scope: Scope, token: Sequence[State]) -> list[Any]:
+        return [scope.slots[id(cell)].value for cell in token]
+
+
+OWN = OwnCells()

@@ -1,0 +1,166 @@
+"""What a traced call did to its objects, as the static part of its result, and how that is carried out outside.
+
+The traced function returns `(out, Result)`: the static part of `Result` says which cells were written, what new cells
+and nodes were born, and which nodes changed their children; its leaves are the arrays that go there. One unflattening
+per call tells the caller what to do, and it stays right when JAX re-traces by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from shardax.state.graph import Builder, Record, Ref
+from shardax.state.kinds import ARRAY, STATIC, Frozen, Kind, Mode, role_in
+
+
+class Effects:
+    """The static part of a result. Compared by identity: each trace makes its own."""
+
+    __slots__ = ("recipe", "written")
+
+    def __init__(self, written: tuple[int, ...], recipe: Recipe | None) -> None:
+        self.written, self.recipe = written, recipe
+
+
+class Result:
+    """The pytree node that carries effects out of a compiled call: values of the written cells, then the recipe's."""
+
+    __slots__ = ("effects", "values")
+
+    def __init__(self, effects: Effects, values: Sequence[Any]) -> None:
+        self.effects, self.values = effects, values
+
+
+jax.tree_util.register_pytree_node(Result, lambda result: (result.values, result.effects), Result)
+
+
+@dataclass(eq=False)
+class Recipe:
+    """How to make outside what was made inside.
+
+    References: ("c", cell), ("e", node) and ("l", leaf) of the call; ("b", born cell), ("n", record) and ("v", value)
+    of this recipe; ("r", value) a new mutable array; ("s", static).
+    """
+
+    records: list[Record] = field(default_factory=list[Record])
+    born: list[tuple[Any, Any, int]] = field(default_factory=list[tuple[Any, Any, int]])  # family, spec, value
+    changed: list[tuple[int, Record]] = field(default_factory=list[tuple[int, Record]])
+    respecs: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
+    out: Ref | None = None  # None: the result of the function went out as it is
+
+    def __bool__(self) -> bool:
+        return bool(self.records or self.born or self.changed or self.respecs or self.out)
+
+
+def is_ref(value: Any) -> bool:
+    """Is this a mutable array (`jax.Ref`), real or traced?"""
+    ref = getattr(jax, "Ref", None)
+    if ref is None:
+        return False
+    return isinstance(value, ref)
+
+
+class Emission:
+    """Writes the recipe while the trace is still open."""
+
+    def __init__(self, cells: dict[int, int], nodes: dict[int, int], leaves: dict[int, int]) -> None:
+        self.cells, self.nodes, self.leaves = cells, nodes, leaves
+        self.recipe = Recipe()
+        self.values: list[Any] = []
+        self._seen: dict[int, Ref] = {}
+        self._alive: list[Any] = []
+
+    def ref(self, value: Any, mode: Mode, alias: bool) -> Ref:  # noqa: PLR0911  one return per sort of value
+        """The reference of a value; `alias` lets an unchanged input array stand for itself."""
+        identity = id(value)
+        if identity in self.cells:
+            return ("c", self.cells[identity])
+        if identity in self.nodes:
+            return ("e", self.nodes[identity])
+        role = role_in(value, mode)
+        if role is ARRAY:
+            return self._array(value, alias)
+        if role is STATIC:
+            return ("s", Frozen(value))
+        if identity in self._seen:
+            return self._seen[identity]
+        self._alive.append(value)
+        if isinstance(role, Kind):
+            return self._node(value, role, mode, alias)
+        self._seen[identity] = ref = ("b", len(self.recipe.born))
+        self.recipe.born.append((role, role.spec(value), self._value(role.get(value))))
+        return ref
+
+    def _array(self, value: Any, alias: bool) -> Ref:
+        if is_ref(value):
+            if id(value) in self.leaves:
+                return ("l", self.leaves[id(value)])
+            if id(value) not in self._seen:
+                self._alive.append(value)
+                self._seen[id(value)] = ("r", self._value(value[...]))
+            return self._seen[id(value)]
+        if alias and id(value) in self.leaves:
+            return ("l", self.leaves[id(value)])
+        return ("v", self._value(value))
+
+    def _value(self, value: Any) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def _node(self, value: Any, kind: Kind, mode: Any, alias: bool) -> Ref:
+        opened = kind.open(value, mode)
+        record = Record(kind, type(value), opened.keys, opened.extra, mode)
+        number = len(self.recipe.records)
+        self.recipe.records.append(record)
+        ref: Ref = ("n", number)
+        if kind.mutable:
+            self._seen[id(value)] = ref
+        record.refs = [self.ref(child, m, alias) for child, m in zip(opened.values, opened.modes, strict=True)]
+        return ref
+
+    def changes(self, nodes: dict[int, Any], contents: dict[int, list[Any]], records: Sequence[Record]) -> None:
+        """Record every node whose children are not the ones it was built with."""
+        for number, before in contents.items():
+            node, record = nodes[number], records[number]
+            opened = record.kind.open(node, record.mode)
+            alike = opened.keys == record.keys and opened.extra == record.extra
+            if alike and all(a is b for a, b in zip(opened.values, before, strict=True)):
+                continue
+            changed = Record(record.kind, record.cls, opened.keys, opened.extra, record.mode)
+            changed.refs = [self.ref(child, m, True) for child, m in zip(opened.values, opened.modes, strict=True)]
+            self.recipe.changed.append((number, changed))
+
+
+def carry_out(
+    recipe: Recipe, values: Sequence[Any], cells: Sequence[Any], nodes: Callable[[int], Any], leaves: Sequence[Any]
+) -> Any:
+    """Make what the recipe says, change the nodes that changed, and return the function's result."""
+    born = [family.make(spec, values[place]) for family, spec, place in recipe.born]
+    refs: dict[int, Any] = {}
+
+    def resolve(ref: Ref) -> Any:
+        tag, place = ref
+        if tag == "c":
+            return cells[place]
+        if tag == "e":
+            return nodes(place)
+        if tag == "b":
+            return born[place]
+        if tag == "l":
+            return leaves[place]
+        if tag == "r":
+            if place not in refs:
+                refs[place] = jax.new_ref(values[place])
+            return refs[place]
+        return values[place]
+
+    builder = Builder(recipe.records, resolve)
+    contents = [(number, record, [builder.ref(ref) for ref in record.refs]) for number, record in recipe.changed]
+    out = builder.ref(recipe.out) if recipe.out is not None else None
+    for number, record, children in contents:
+        record.kind.fill(nodes(number), record.keys, children, record.extra)
+    return out

@@ -1,0 +1,168 @@
+"""The cells a function closes over: found by walking what it refers to, pinned by identity, watched for rebinding.
+
+The walk saves a trace: what it finds is an input from the start. What it cannot see (a State inside some foreign
+object) is met while tracing, and the trace is done again with that cell as an input.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from operator import is_, itemgetter
+from typing import Any
+
+from shardax.state.kinds import ARRAY, LIBRARIES, OBJECT, SCALAR, STATIC, UNKNOWN, Kind, role_of
+
+_EMPTY = object()
+
+
+class Watch:
+    """The places through which a function reaches its cells, and what stood there when they were found."""
+
+    def __init__(self) -> None:
+        self.lists: list[tuple[Sequence[Any], list[Any], bool]] = []
+        self.mappings: list[tuple[Any, Callable[[Any], Any], tuple[Any, ...]]] = []
+        self.closures: list[tuple[types.CellType, Any]] = []
+
+    def holds(self) -> bool:
+        """Does every place still hold the same object?"""
+        try:
+            for closure, value in self.closures:
+                if closure.cell_contents is not value:
+                    return False
+            for mapping, get, values in self.mappings:
+                if not all(map(is_, get(mapping), values)):
+                    return False
+            for sequence, values, comparable in self.lists:
+                if comparable:  # own cells compare by identity: one C comparison of two lists
+                    if sequence != values:
+                        return False
+                elif len(sequence) != len(values) or not all(map(is_, sequence, values)):
+                    return False
+        except (KeyError, ValueError, AttributeError):  # a name deleted, a closure emptied
+            return False
+        return True
+
+
+def _may_lead(cls: type) -> bool:
+    role = role_of(cls)
+    if role is STATIC:
+        return bool(getattr(cls, "__call__", None))  # noqa: B004  asked of a class: do its instances call?
+    return role is not ARRAY and role is not SCALAR
+
+
+class _Search:
+    def __init__(self) -> None:
+        self.cells: dict[int, Any] = {}
+        self.watch = Watch()
+        self.known: dict[int, bool] = {}
+        self.alive: list[Any] = []
+
+    def visit(self, value: Any) -> bool:
+        """Does `value` lead to a cell? Everything on the way is watched."""
+        if isinstance(value, types.CellType):
+            return self._closure(value)
+        role = role_of(type(value))
+        if role is ARRAY or role is SCALAR:
+            return False
+        if id(value) in self.known:
+            return self.known[id(value)]
+        if role is STATIC and not callable(value):
+            return False
+        self.known[id(value)] = False  # a cycle leads nowhere new
+        self.alive.append(value)
+        found = self._visit(value, role)
+        self.known[id(value)] = found
+        return found
+
+    def _visit(self, value: Any, role: Any) -> bool:
+        if role is STATIC:
+            return self._callable(value)
+        if role is UNKNOWN:
+            role = OBJECT
+        if not isinstance(role, Kind):
+            self.cells.setdefault(id(value), value)
+            return True
+        if role.sequence:
+            if not any(map(_may_lead, set(map(type, value)))):
+                return False
+            hits = [self.visit(child) for child in value]
+            if any(hits) and role.mutable:
+                comparable = all(cls.__eq__ is object.__eq__ for cls in set(map(type, value)))
+                self.watch.lists.append((value, list(value), comparable))
+            return any(hits)
+        opened = role.open(value, "auto")
+        hits = [self.visit(child) for child in opened.values]
+        self._watch_mapping(value, role, opened.keys, opened.values, hits)
+        called = self.visit(type(value).__call__) if role is OBJECT and callable(value) else False
+        return any(hits) or called
+
+    def _watch_mapping(self, value: Any, role: Kind, keys: Any, values: Any, hits: list[bool]) -> None:
+        if not any(hits) or not role.mutable:
+            return
+        mapping = value if isinstance(value, dict) else role.mapping(value) if role.mapping is not None else None
+        if mapping is not None:
+            self._names(mapping, [(k, v) for k, v, hit in zip(keys, values, hits, strict=True) if hit])
+
+    def _names(self, mapping: Any, items: list[tuple[Any, Any]]) -> None:
+        keys = [key for key, _ in items]
+        get = itemgetter(*keys) if len(keys) > 1 else lambda place, key=keys[0]: (place[key],)
+        self.watch.mappings.append((mapping, get, tuple(value for _, value in items)))
+
+    def _closure(self, cell: types.CellType) -> bool:
+        value = contents(cell)
+        if value is _EMPTY or not self.visit(value):
+            return False
+        self.watch.closures.append((cell, value))
+        return True
+
+    def _callable(self, value: Any) -> bool:
+        parts: list[Any] = []
+        if isinstance(value, functools.partial):
+            parts = [value.func, value.args, value.keywords]
+        elif isinstance(value, types.MethodType):
+            parts = [value.__self__, value.__func__]
+        elif isinstance(value, types.FunctionType):
+            return self._function(value)
+        elif not isinstance(value, type) and hasattr(value, "__wrapped__"):
+            parts = [value.__wrapped__]
+        hits = [self.visit(part) for part in parts]
+        return any(hits)
+
+    def _function(self, function: types.FunctionType) -> bool:
+        if (function.__module__ or "").split(".")[0] in LIBRARIES and function.__code__.co_filename[:1] != "<":
+            return False
+        hits = [self.visit(part) for part in (function.__closure__ or ())]
+        hits += [self.visit(part) for part in (function.__defaults__ or ())]
+        hits += [self.visit(part) for part in (function.__kwdefaults__ or {}).values()]
+        if "__wrapped__" in vars(function):
+            hits.append(self.visit(vars(function)["__wrapped__"]))
+        places = function.__globals__
+        names = [(name, places[name]) for name in dict.fromkeys(_names_in(function.__code__)) if name in places]
+        reached = [(name, value) for name, value in names if self.visit(value)]
+        if reached:
+            self._names(places, reached)
+        return any(hits) or bool(reached)
+
+
+def contents(cell: types.CellType) -> Any:
+    """What a closure variable holds, if anything yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def closed_over(function: Callable[..., Any]) -> tuple[list[Any], Watch]:
+    """The cells that `function` can reach without its arguments, and the places to watch."""
+    search = _Search()
+    search.visit(function)
+    return list(search.cells.values()), search.watch

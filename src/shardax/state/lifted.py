@@ -1,0 +1,212 @@
+"""One function under one structure: the pure function that JAX traces, and what was learnt while it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from shardax.state.cells import Family, scope_of
+from shardax.state.effects import Effects, Emission, Result, is_ref
+from shardax.state.forms import Form
+from shardax.state.graph import Builder, Graph, Ref
+from shardax.state.kinds import holds_cells
+
+
+class NewlyMet(Exception):
+    """Raised out of a trace that read or wrote a cell it had not been given; `cells` become inputs of the next one."""
+
+    def __init__(self, cells: list[Any]) -> None:
+        super().__init__(cells)
+        self.cells = cells
+
+
+class Misplaced(Exception):
+    """Raised out of a trace that found state in an argument which, when the call was split, held none."""
+
+
+class Environment:
+    """The closed-over cells of a lifted function, pinned by identity; `families` pairs each run of one family."""
+
+    __slots__ = ("cells", "families", "identities", "names")
+
+    def __init__(self, cells: Sequence[Any], family_of: Callable[[Any], Family]) -> None:
+        self.cells = tuple(sorted(cells, key=lambda cell: family_of(cell).name))  # stable: one run per family
+        self.families: list[tuple[Family, slice]] = []
+        start = 0
+        for place, cell in enumerate(self.cells):
+            if place + 1 == len(self.cells) or family_of(self.cells[place + 1]) is not family_of(cell):
+                self.families.append((family_of(cell), slice(start, place + 1)))
+                start = place + 1
+        self.identities = {id(cell): place for place, cell in enumerate(self.cells)}
+
+
+class Lifted:
+    """A function over objects made a function over arrays: `run(donated, kept, plain, named)`.
+
+    The inputs are, in this order, the argument cells, the closed-over cells and the arrays inside stateful arguments;
+    `donate` says which of them come in the first list; `given` are plain arguments to donate. `compiled` is what the
+    transform made of `run`.
+    """
+
+    def __init__(
+        self, function: Any, form: Form, graph: Graph, environment: Environment, pinned: dict[int, int]
+    ) -> None:
+        self.function, self.form, self.graph, self.environment = function, form, graph, environment
+        self.pinned = pinned  # argument cell -> the closed-over cell that it is
+        self.own = tuple(place for place in range(len(graph.specs)) if place not in pinned)
+        self.cells = len(self.own) + len(environment.cells)
+        self.size = self.cells + graph.leaves
+        self.donate: frozenset[int] = frozenset()
+        self.pins: dict[int, Any] = {}  # cell -> the sharding it must come back with
+        self.compiled: Callable[..., Any] | None = None
+        self.on_trace: Callable[[Lifted, Sequence[Any], Any], None] | None = None
+        self.traces = 0
+        self.idle: frozenset[int] = frozenset()  # closed-over cells that the last trace did not touch
+        self.last: Effects | None = None
+        self.set_donation(frozenset())
+
+    def set_donation(self, donate: frozenset[int]) -> None:
+        """Decide which inputs are donated; to be followed by compiling anew."""
+        self.donate = donate
+        given, kept = sorted(donate), [place for place in range(self.size) if place not in donate]
+        self.order = [*given, *kept]
+        self.split = None if not donate else (_take(given), _take(kept))
+
+    def part(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Inputs as the two lists that `run` takes."""
+        if self.split is None:
+            return _NOTHING, inputs
+        return self.split[0](inputs), self.split[1](inputs)
+
+    # ---- tracing ----------------------------------------------------------------------------------------------------
+
+    def run(
+        self, donated: Sequence[Any], kept: Sequence[Any], plain: Any, named: Any, given: tuple[Any, Any] = ((), {})
+    ) -> tuple[Any, Result]:
+        """What JAX traces. Stand-ins are built from the structure, so no argument is kept alive by it."""
+        plain, named = (*plain, *given[0]), {**named, **given[1]}
+        inputs: list[Any] = [None] * self.size
+        for place, value in zip(self.order, (*donated, *kept), strict=True):
+            inputs[place] = value
+        self.traces += 1
+        if self.on_trace is not None:
+            self.on_trace(self, inputs, (plain, named))
+        if holds_cells((plain, named), kinds=True):
+            raise Misplaced
+        raws, leaves = inputs[: self.cells], inputs[self.cells :]
+        closed = raws[len(self.own) :]
+        with scope_of() as scope:
+            stand_ins = [
+                self.graph.specs[i][0].make(self.graph.specs[i][1], raw) for i, raw in zip(self.own, raws, strict=False)
+            ]
+            before = [_contents(raw) for raw in raws]
+            tokens: list[Any] = []
+            lasts: list[Any] = []
+            try:
+                for family, run in self.environment.families:
+                    tokens.append(family.enter(scope, self.environment.cells[run], closed[run]))
+                builder, args, kwargs = self._arguments(stand_ins, leaves, plain, named)
+                out = self.function(*args, **kwargs)
+                emission, out = self._emit(builder, stand_ins, leaves, (plain, named), out)
+                specs = [self.graph.specs[place][0].spec(cell) for place, cell in zip(self.own, stand_ins, strict=True)]
+            finally:
+                for (family, _), token in zip(self.environment.families, tokens, strict=False):
+                    lasts += family.leave(scope, token)
+            if scope.found:
+                raise NewlyMet(scope.found)
+            self.idle = frozenset(
+                place
+                for place, cell in enumerate(self.environment.cells)
+                if (slot := scope.slots.get(id(cell))) is not None and not (slot.read or slot.written)
+            )
+            after = [self.graph.specs[i][0].get(cell) for i, cell in zip(self.own, stand_ins, strict=True)] + lasts
+        for place, spec in enumerate(specs):
+            if spec != self.graph.specs[self.own[place]][1]:
+                emission.recipe.respecs.append((place, spec))
+        written = tuple(
+            place for place in range(self.cells) if place in self.donate or not _unchanged(before[place], after[place])
+        )
+        values = [self._pin(place, after[place]) for place in written]
+        self.last = Effects(written, emission.recipe or None)
+        return out, Result(self.last, [*values, *emission.values])
+
+    def _pin(self, place: int, value: Any) -> Any:
+        sharding = self.pins.get(place)
+        if sharding is None:
+            return value
+        return jax.lax.with_sharding_constraint(value, sharding)
+
+    def _arguments(
+        self, stand_ins: Sequence[Any], leaves: Sequence[Any], plain: Any, named: Any
+    ) -> tuple[Builder, list[Any], dict[str, Any]]:
+        place_of = {number: place for place, number in enumerate(self.own)}
+
+        def resolve(ref: Ref) -> Any:
+            tag, number = ref
+            if tag == "l":
+                return leaves[number]
+            if number in self.pinned:
+                return self.environment.cells[self.pinned[number]]
+            return stand_ins[place_of[number]]
+
+        builder = Builder(self.graph.records, resolve)
+        roots = [builder.ref(ref) for ref in self.graph.roots]
+        form = self.form
+        args: list[Any] = [None] * form.count
+        kwargs: dict[str, Any] = dict.fromkeys(form.names)
+        for place, root in zip(form.stateful, roots, strict=False):
+            args[place] = root
+        for name, root in zip(form.stateful_names, roots[len(form.stateful) :], strict=True):
+            kwargs[name] = root
+        for place, value in form.static:
+            args[place] = value.value
+        for name, value in form.static_names:
+            kwargs[name] = value.value
+        for place, value in zip((*form.plain, *form.donated), plain, strict=True):
+            args[place] = value
+        kwargs.update(named)
+        return builder, args, kwargs
+
+    def _emit(
+        self, builder: Builder, stand_ins: Sequence[Any], leaves: Sequence[Any], given: Any, out: Any
+    ) -> tuple[Emission, Any]:
+        cells = {id(cell): place for place, cell in enumerate(stand_ins)}
+        cells.update({id(cell): len(self.own) + place for place, cell in enumerate(self.environment.cells)})
+        mutable = {n: node for n, node in builder.nodes.items() if self.graph.records[n].kind.mutable}
+        kept = {id(leaf): n for n, leaf in enumerate(leaves) if is_ref(leaf) or (len(self.own) + n) not in self.donate}
+        refs = [leaf for leaf in jax.tree.leaves(given) if is_ref(leaf)]
+        kept.update({id(leaf): len(leaves) + place for place, leaf in enumerate(refs)})
+        emission = Emission(cells, {id(node): number for number, node in mutable.items()}, kept)
+        emission.changes(mutable, builder.contents, self.graph.records)
+        if holds_cells(out) or any(map(is_ref, jax.tree.leaves(out))):
+            emission.recipe.out = emission.ref(out, "data", False)
+            out = None
+        return emission, out
+
+
+_NOTHING: tuple[Any, ...] = ()
+
+
+def _take(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    if len(places) == 0:
+        return lambda _: _NOTHING
+    if len(places) == 1:
+        return lambda inputs, place=places[0]: (inputs[place],)
+    return itemgetter(*places)
+
+
+def _contents(raw: Any) -> tuple[Any, Any]:
+    """A raw value and, if it is a tree that may be changed in place, its leaves and structure."""
+    return raw, None if isinstance(raw, Tracer) else jax.tree.flatten(raw)
+
+
+def _unchanged(before: tuple[Any, Any], after: Any) -> bool:
+    raw, flat = before
+    if flat is None:
+        return after is raw
+    leaves, structure = jax.tree.flatten(after)
+    return structure == flat[1] and all(a is b for a, b in zip(leaves, flat[0], strict=True))
