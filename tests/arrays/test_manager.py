@@ -287,6 +287,28 @@ def test_shard_means_the_same_eagerly_and_traced(mesh, transform):
     assert (np.asarray(y) == np.arange(128.0).reshape(8, 2, 8)).all()
 
 
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("context", [jax.set_mesh, lambda mesh: mesh], ids=["set_mesh", "with mesh"])
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.filterwarnings("ignore:.*context manager has been deprecated:DeprecationWarning")
+def test_shard_in_every_mesh_context(kind, context, transform):
+    mesh, manager = sx.make_mesh("fsdp=2,tp=4", axis_types=kind), manager_over()
+    with context(mesh):
+        y = transform(lambda x: manager.shard(x, sx.HiddenStateSharding))(jnp.ones((8, 128, 64)))
+    assert y.sharding.is_equivalent_to(NamedSharding(mesh, P("fsdp", None, "tp")), 3)
+
+
+def test_shard_inside_shard_map_leaves_manual_axes_alone(mesh):
+    def body(x):
+        assert x.shape == (4, 8)
+        return manager_over().shard(x, [sx.BATCH, sx.HEAD], TRAIN)
+
+    mapped = jax.shard_map(body, in_specs=P("fsdp"), out_specs=P("fsdp"), axis_names={"fsdp"})
+    y = jax.jit(mapped)(jnp.arange(64.0).reshape(8, 8))
+    assert (np.asarray(y) == np.arange(64.0).reshape(8, 8)).all()
+    assert y.sharding.is_equivalent_to(NamedSharding(mesh, P("fsdp", "tp")), 2)
+
+
 def test_shard_corrects_what_does_not_fit_and_records_it(mesh):
     with sx.corrections() as log:
         y = manager_over().shard(jnp.ones((8, 6)), [sx.BATCH, sx.HEAD], TRAIN)

@@ -301,6 +301,12 @@ def test_all_unknown_axes_are_listed_with_close_matches():
         sx.PartitionAxis().resolve_axis(["__UNKNOWN_SEMANTIC__"], TRAIN)
 
 
+def test_a_mistyped_token_in_a_rule_is_not_taken_for_a_mesh_axis():
+    sx.PartitionAxis.register("rows", ("fsdp", "__HAED__"))
+    with pytest.raises(sx.UnknownAxisError, match=r"the rule of 'rows': '__HAED__'; did you mean '__HEAD__'"):
+        sx.PartitionAxis().resolve_axis(["rows"], TRAIN)
+
+
 def test_axes_that_are_not_a_sequence_of_axes():
     with pytest.raises(sx.AxisRuleError, match=r"one axis per dimension.*\['__BATCH__'\]"):
         sx.PartitionAxis().resolve_axis(sx.BATCH, TRAIN)
@@ -308,6 +314,8 @@ def test_axes_that_are_not_a_sequence_of_axes():
         sx.PartitionAxis().resolve_axis([sx.BATCH, 3], TRAIN)
     with pytest.raises(TypeError, match="dim 0.*'dp'"):
         sx.PartitionAxis().resolve_axis([{"dp"}], TRAIN)
+    with pytest.raises(TypeError, match="dim 0"):
+        sx.PartitionAxis().resolve_axis([["dp", sx.FREE]], TRAIN)
     with pytest.raises(TypeError, match="one axis per dimension"):
         sx.PartitionAxis().resolve_axis(None, TRAIN)
 

@@ -36,11 +36,11 @@ def _frozen(axis: Any) -> Any:
     return tuple(map(_frozen, axis)) if isinstance(axis, (list, tuple)) else axis
 
 
-def _check(axis: Any, dim: int) -> None:
+def _check(axis: Any, dim: int, composite: bool = False) -> None:
     if isinstance(axis, (list, tuple)):
         for part in axis:
-            _check(part, dim)
-    elif not (axis is None or axis is FREE or isinstance(axis, str)):
+            _check(part, dim, composite=True)
+    elif not (axis is None or isinstance(axis, str) or (axis is FREE and not composite)):
         raise AxisTypeError(f"The axis of dim {dim} is a name, None, or a list of those, not {axis!r}")
 
 
@@ -81,7 +81,7 @@ class Reader:
         """The mesh axes of every entry, or one error that lists every unknown name."""
         for dim, axis in enumerate(axes):
             _check(axis, dim)
-        unknown = [(dim, name) for dim, axis in enumerate(axes) for name in self._unknown(axis)]
+        unknown = [(f"dim {dim}", name) for dim, axis in enumerate(axes) for name in self._unknown(axis)]
         if unknown:
             raise self._unknown_error(unknown)
         return tuple(axis if axis is FREE else self.read(axis) for axis in axes)
@@ -101,6 +101,8 @@ class Reader:
             return self.read(entry.rule, trail)
         if exact and rule in self.written:
             return self.written[rule]
+        if rule not in self.words and _looks_like_a_token(rule):
+            raise self._unknown_error([(f"the rule of {trail[-1]!r}" if trail else "", rule)])
         return self.words.get(rule, rule)
 
     def _unknown(self, axis: Any, composite: bool = False) -> Iterator[str]:
@@ -113,13 +115,13 @@ class Reader:
             or axis in self.words
             or axis in self.rules
             or axis in self.mesh_axes
-            or (composite and not (axis.startswith("__") and axis.endswith("__")))
+            or (composite and not _looks_like_a_token(axis))
         ):
             yield axis
 
-    def _unknown_error(self, unknown: list[tuple[int, str]]) -> UnknownAxisError:
+    def _unknown_error(self, unknown: list[tuple[str, str]]) -> UnknownAxisError:
         known = sorted({*(self.fields or {}), *self.rules, *self.mesh_axes})
-        offences = [Offence(f"dim {dim}", f"{name!r}{did_you_mean(name, known)}") for dim, name in unknown]
+        offences = [Offence(where, f"{name!r}{did_you_mean(name, known)}") for where, name in unknown]
         names = ", ".join(repr(name) for _, name in unknown)
         return UnknownAxisError(
             f"Unknown semantic axis name{'s' if len(unknown) > 1 else ''}: {names}",
@@ -158,3 +160,8 @@ def _leaves(axis: Any) -> Iterator[str]:
             yield from _leaves(part)
     elif isinstance(axis, str) and axis != EMPTY:
         yield axis
+
+
+def _looks_like_a_token(name: str) -> bool:
+    """No mesh axis is called `__HAED__`."""
+    return name.startswith("__") and name.endswith("__") and name.isupper()
