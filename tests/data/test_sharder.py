@@ -556,7 +556,7 @@ def test_shard_takes_a_tree_of_shardings_and_other_kinds(mesh):
         {"a": np.zeros(4), "b": np.ones(4)}, {"a": one, "b": NamedSharding(mesh, P())}
     )
     assert out["a"].devices() == {jax.devices()[2]} and out["b"].sharding.is_fully_replicated
-    with pytest.raises(sx.SharderError, match="not a sharding: str"):
+    with pytest.raises(sx.FeedError, match="not a sharding: str"):
         sx.JaxProcessSharderModule().shard({"a": np.zeros(4)}, "data")
 
 

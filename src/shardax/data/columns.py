@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -47,12 +47,15 @@ def columns_of(tree: Any) -> Columns:
     >>> columns_of({"x": np.zeros((3, 2)), "name": ["a", "b", "c"]}).lengths
     (3, 3)
     """
-    found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_list)
-    return Columns(
-        tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found),
-        tuple(value for _, value in found),
-        treedef,
-    )
+    paths, values, treedef = with_paths(tree, _is_list)
+    return Columns(tuple(paths), tuple(values), treedef)
+
+
+def with_paths(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[str], list[Any], Any]:
+    """The paths and leaves of a tree, and its form."""
+    found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
+    return paths, [leaf for _, leaf in found], treedef
 
 
 def _is_list(node: Any) -> bool:

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding
 
-from shardax.cluster.kv import job_store
 from shardax.data.assemble import place_rows, split_of_local
-from shardax.data.columns import is_host_only
-from shardax.data.replicas import check_replicas, digests
+from shardax.data.columns import is_host_only, with_paths
+from shardax.data.replicas import check_replicas, digests, job_folder, open_exchange
+from shardax.data.shardings import cut_to_rank, read_shardings, spread
 from shardax.errors import Offence, SharderError, SplitError
-
-_calls = itertools.count()
 
 
 def place_batch(batch: Any, sharding: Any, whole_rows: bool | None) -> Any:
     """Every leaf under its sharding; `sharding` is one for all, or a tree that is a prefix of the batch."""
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(batch)
-    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-    asked = _spread(sharding, batch)
-    placed: list[Any] = [leaf for _, leaf in leaves]
+    paths, placed, treedef = with_paths(batch)
+    asked = spread(read_shardings(sharding), batch)
     wholly: list[int] = []
     in_parts: list[int] = []
-    for place, ((_, leaf), wanted) in enumerate(zip(leaves, asked, strict=True)):
+    for place, (leaf, wanted) in enumerate(zip(placed, asked, strict=True)):
         if is_host_only(leaf) or wanted is None:
             continue
         is_global = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
         at_once = is_global or wanted.is_fully_addressable or np.ndim(leaf) == 0
         (wholly if at_once else in_parts).append(place)
     if wholly:
-        moved = jax.device_put([placed[p] for p in wholly], [_of_rank(asked[p], np.ndim(placed[p])) for p in wholly])
+        moved = jax.device_put([placed[p] for p in wholly], [cut_to_rank(asked[p], np.ndim(placed[p])) for p in wholly])
         for place, array in zip(wholly, moved, strict=True):
             placed[place] = array
     if in_parts:
@@ -43,31 +38,6 @@ def place_batch(batch: Any, sharding: Any, whole_rows: bool | None) -> Any:
             placed[place] = _from_local_rows(paths[place], placed[place], asked[place], whole_rows, shared)
         _check_shared(shared)
     return jax.tree.unflatten(treedef, placed)
-
-
-def _spread(sharding: Any, batch: Any) -> list[Any]:
-    def is_sharding(node: Any) -> bool:
-        return node is None or isinstance(node, Sharding)
-
-    found: list[Any] = []
-
-    def take(wanted: Any, part: Any) -> None:
-        found.extend([wanted] * len(jax.tree.leaves(part)))
-
-    jax.tree.map(take, sharding, batch, is_leaf=is_sharding)
-    strange = sorted({type(s).__name__ for s in found if not is_sharding(s)})
-    if strange:
-        raise SharderError(
-            f"not a sharding: {', '.join(strange)}", remedy="give a jax Sharding, or a tree of them like the batch"
-        )
-    return found
-
-
-def _of_rank(sharding: Any, rank: int) -> Any:
-    """The sharding for a leaf with fewer dimensions than the spec: the entries it has dimensions for."""
-    if isinstance(sharding, NamedSharding) and len(sharding.spec) > rank:
-        return NamedSharding(sharding.mesh, PartitionSpec(*tuple(sharding.spec)[:rank]))
-    return sharding
 
 
 def _check_told(leaves: dict[str, tuple[Any, Any]], whole_rows: bool | None) -> None:
@@ -84,7 +54,7 @@ def _check_told(leaves: dict[str, tuple[Any, Any]], whole_rows: bool | None) -> 
     cut = [
         Offence(path, f"dims {dims} are cut over processes", shape=np.shape(leaf), spec=sharding.spec)
         for path, (leaf, sharding) in leaves.items()
-        if (dims := split_of_local(_of_rank(sharding, np.ndim(leaf)), np.shape(leaf), jax.process_index()).cut_dims)
+        if (dims := split_of_local(cut_to_rank(sharding, np.ndim(leaf)), np.shape(leaf), jax.process_index()).cut_dims)
     ]
     if cut:
         raise SplitError(
@@ -98,7 +68,7 @@ def _from_local_rows(
     path: str, leaf: Any, sharding: NamedSharding, whole_rows: bool | None, shared: dict[str, dict[str, str]]
 ) -> jax.Array:
     local = np.asarray(leaf)
-    fitted = _of_rank(sharding, local.ndim)
+    fitted = cut_to_rank(sharding, local.ndim)
     if whole_rows is False:
         return jax.make_array_from_process_local_data(fitted, local)
     split = split_of_local(fitted, local.shape, jax.process_index())
@@ -110,6 +80,7 @@ def _from_local_rows(
 
 def _check_shared(shared: dict[str, dict[str, str]]) -> None:
     """Processes that own the same rows must have handed in the same rows; jax would take either without a word."""
-    store = job_store()
-    if shared and store is not None:
-        check_replicas(store, f"shard/{next(_calls)}", shared)
+    folder = job_folder("shard")
+    exchange = open_exchange(folder) if shared else None
+    if exchange is not None:
+        check_replicas(exchange, shared, folder)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from shardax.data.columns import is_host_only
+from shardax.data.columns import is_host_only, with_paths
 from shardax.errors import Offence, SourceError
 
 
@@ -23,10 +23,9 @@ class Stacker:
     """
 
     def __init__(self, sample: Any, host: Collection[str] = ()) -> None:
-        found, self.treedef = jax.tree_util.tree_flatten_with_path(sample)
-        self.paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
-        self.shapes = [np.shape(leaf) if not is_host_only(leaf) else () for _, leaf in found]
-        self.on_host = [path in host or is_host_only(leaf) for path, (_, leaf) in zip(self.paths, found, strict=True)]
+        self.paths, leaves, self.treedef = with_paths(sample)
+        self.shapes = [np.shape(leaf) if not is_host_only(leaf) else () for leaf in leaves]
+        self.on_host = [path in host or is_host_only(leaf) for path, leaf in zip(self.paths, leaves, strict=True)]
 
     def stack(self, records: Sequence[Any], name: Callable[[int], str]) -> Any:
         """One tree of columns; `name` says which record the n-th is, for messages."""
