@@ -6,7 +6,7 @@ Each name here says what it stands for and why the public one is not enough.
 from __future__ import annotations
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,7 +79,7 @@ class _StandIn:
 
 
 @contextmanager
-def mesh_to_prove(mesh: Any, platform: str, kind: str) -> Iterator[None]:
+def mesh_to_prove(mesh: Any, platform: str, kind: str) -> Generator[None]:
     """Make an abstract mesh the current one, in every way a program can ask, whatever mesh is in force outside."""
     import numpy as np
 
@@ -96,7 +96,7 @@ def mesh_to_prove(mesh: Any, platform: str, kind: str) -> Iterator[None]:
 
 
 @contextmanager
-def only_abstract_mesh(mesh: Any) -> Iterator[None]:
+def only_abstract_mesh(mesh: Any) -> Generator[None]:
     """An abstract mesh and no other: lowering looks at every mesh in force and wants devices from a concrete one."""
     outside = _mesh.thread_resources.env
     with jax.set_mesh(None), jax.sharding.use_abstract_mesh(mesh):  # pyright: ignore[reportArgumentType]
@@ -204,7 +204,7 @@ def lowered_program(lowered: Any) -> dict[str, Any]:
         "kept": tuple(sorted(arguments["kept_var_idx"])),
         "devices": arguments["num_devices"],
         "effects": len(effects),
-        "shardy": bool(jax.config.jax_use_shardy_partitioner),
+        "shardy": bool(getattr(jax.config, "jax_use_shardy_partitioner"))  # noqa: B009 (undeclared),
     }
 
 
