@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 from shardax.errors import Offence, RuleError, plural
+from shardax.names.paths import ROOT
+from shardax.names.paths import part as text_of
 from shardax.names.regex import DIGITS, Clause, Needle, Word
 
 _MEMO_LIMIT = 1 << 20  # entries; a process that lays out endless different trees must not grow without end
@@ -34,23 +37,18 @@ class Matcher:
         self._table = _digit_table(self._needles)
         self._always, self._words = _choose_words(self._needles)
         self._segments: dict[str, tuple[int, int]] = {}
-        self._memo: dict[bytes, int] = {}
+        self._memo = _Memo(self._search)
 
     def first(self, path: str) -> int:
         """The place of the first pattern that matches somewhere in `path`."""
-        return self.first_of([path])[0]
+        return self._memo[path.encode("utf-8", "surrogatepass").translate(self._table)]
 
     def first_of(self, paths: Sequence[str]) -> list[int]:
         """`first` of each path; a million leaves are mostly dictionary lookups."""
-        keys = self._keys(paths)
         memo = self._memo
-        unseen = {key for key in dict.fromkeys(keys) if key not in memo}
-        if len(memo) + len(unseen) > _MEMO_LIMIT:
-            memo = self._memo = {}
-            unseen = set(keys)
-        for key in unseen:
-            memo[key] = next(self._matches(key.decode("utf-8", "surrogatepass")), -1)
-        return [memo[key] for key in keys]
+        if len(memo) > _MEMO_LIMIT:
+            memo.clear()
+        return [memo[key] for key in self._keys(paths)]
 
     def every(self, path: str) -> list[int]:
         """The places of all patterns that match, in order."""
@@ -66,12 +64,25 @@ class Matcher:
         """The words that pattern asks of every match, where it asks for one and no other."""
         return [clause[0][0] for clause in self._needles[place].reading.clauses if len(clause) == 1]
 
+    def table(self, answer: Callable[[int], Any]) -> PathTable:
+        """`answer(first(path))` for the paths of a tree, as `paths.assign` reads it."""
+        root = PathTable("", lambda path: answer(self.first(path)), self._mask, {})
+        root[ROOT] = answer(self.first(""))
+        root.inner[ROOT] = root
+        return root
+
+    def _mask(self, text: str) -> str:
+        return text.encode("utf-8", "surrogatepass").translate(self._table).decode("utf-8", "surrogatepass")
+
     def _keys(self, paths: Sequence[str]) -> list[bytes]:
         """The paths with their digits masked: in one sweep, which is ten times faster than one by one."""
         keys = "\n".join(paths).encode("utf-8", "surrogatepass").translate(self._table).split(b"\n")
         if len(keys) == len(paths):
             return keys
         return [path.encode("utf-8", "surrogatepass").translate(self._table) for path in paths]
+
+    def _search(self, key: bytes) -> int:
+        return next(self._matches(key.decode("utf-8", "surrogatepass")), -1)
 
     def _matches(self, path: str) -> Iterator[int]:
         candidates = self._candidates(path)
@@ -107,6 +118,51 @@ class Matcher:
                 one |= first
                 other |= second
         return one, other
+
+
+class _Memo(dict[bytes, int]):
+    """The place of each masked path, searched for when it is first asked for."""
+
+    def __init__(self, search: Callable[[bytes], int]) -> None:
+        self.search = search
+
+    def __missing__(self, key: bytes) -> int:
+        found = self[key] = self.search(key)
+        return found
+
+
+class PathTable(dict[Any, Any]):
+    """Answers under one prefix, filled as they are asked for; prefixes that no pattern tells apart share a table."""
+
+    def __init__(
+        self, prefix: str, answer: Callable[[str], Any], mask: Callable[[str], str], known: dict[str, PathTable]
+    ) -> None:
+        self.prefix = prefix
+        self.answer = answer
+        self.inner: dict[Any, PathTable] = _InnerTables(self, mask, known)
+
+    def __missing__(self, part: Any) -> Any:
+        if type(part) is not str:  # 1 and True are one key of a dict, and two paths
+            return self[text_of(part)]
+        found = self[part] = self.answer(self.prefix + part)
+        return found
+
+
+class _InnerTables(dict[Any, PathTable]):
+    def __init__(self, outer: PathTable, mask: Callable[[str], str], known: dict[str, PathTable]) -> None:
+        self.outer = outer
+        self.mask = mask
+        self.known = known
+
+    def __missing__(self, part: Any) -> PathTable:
+        if type(part) is not str:
+            return self[text_of(part)]
+        prefix = f"{self.outer.prefix}{self.mask(part)}/"
+        found = self.known.get(prefix)
+        if found is None:
+            found = self.known[prefix] = PathTable(prefix, self.outer.answer, self.mask, self.known)
+        self[part] = found
+        return found
 
 
 @lru_cache(maxsize=32)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
@@ -29,8 +29,28 @@ class _Node:
     box: bool = False
 
 
-# The kind of every type met in one walk; `None` is a leaf. Not kept between walks: a class may be registered later.
-_Kinds = dict[type, "_Node | None"]
+class _Kinds:
+    """The types met in one walk. Not kept between walks: a class may be registered later."""
+
+    __slots__ = ("leaves", "nodes")
+
+    def __init__(self) -> None:
+        self.leaves: set[type] = set()
+        self.nodes: dict[type, _Node] = {dict: _DICT}
+
+    def node_of(self, tree: Any) -> _Node | None:
+        """How this tree opens; None for a leaf."""
+        kind: type = type(tree)  # pyright: ignore[reportUnknownVariableType]
+        if kind in self.leaves:
+            return None
+        node = self.nodes.get(kind)
+        if node is None:
+            node = _classify(tree, kind)
+            if node is None:
+                self.leaves.add(kind)
+            else:
+                self.nodes[kind] = node
+        return node
 
 
 def walk(tree: Any) -> list[tuple[str, Any]]:
@@ -50,7 +70,7 @@ def flatten(tree: Any) -> tuple[list[str], list[Any]]:
     """
     paths: list[str] = []
     leaves: list[Any] = []
-    _visit(tree, "", {dict: _DICT}, paths, leaves)
+    _visit(tree, "", _Kinds(), paths, leaves)
     return paths, leaves
 
 
@@ -65,7 +85,7 @@ def rebuild(tree: Any, results: Iterable[Any]) -> Any:
     values = list(results)
     left = iter(values)
     try:
-        built = _close(tree, left, {dict: _DICT})
+        built = _close(tree, left, _Kinds())
         fits = next(left, _NOTHING) is _NOTHING
     except _TooFew:
         built, fits = None, False
@@ -75,12 +95,35 @@ def rebuild(tree: Any, results: Iterable[Any]) -> Any:
     return built
 
 
+class Table(Protocol):
+    """Answers for the paths under one prefix: by the next part of a path, and tables for what lies further in."""
+
+    @property
+    def inner(self) -> Mapping[Any, Table]: ...
+
+    def __getitem__(self, part: Any, /) -> Any: ...
+
+
+def assign(tree: Any, table: Table, give: Callable[[Any, Any], Any]) -> Any:
+    """A tree like `tree` with `give(answer, leaf)` in place of every leaf, its answer read from a table.
+
+    `rebuild(tree, …)` over the answers for all paths, in one walk that makes no path: half the time.
+    """
+    return _assign_at(tree, table, ROOT, _Kinds(), give)
+
+
+ROOT = object()
+"""Where a table keeps the answer for the tree itself, and itself among its inner tables."""
+
+
 def part(key: Any) -> str:
     """The text of one key of a tree; a tuple is a path of its own, as in flattened dicts.
 
     >>> part("mlp"), part(3), part(("layers", 0, "kernel"))
     ('mlp', '3', 'layers/0/kernel')
     """
+    if isinstance(key, str):
+        return str.__str__(key)  # the text of a str that is an Enum, not its name
     return "/".join(map(part, key)) if isinstance(key, tuple) else str(key)
 
 
@@ -95,7 +138,6 @@ def path_text(keys: Iterable[Any]) -> str:
 
 # ---- the walk and its inverse -------------------------------------------------------------------------------------
 
-_UNSEEN = object()
 _NOTHING = object()
 
 
@@ -104,7 +146,7 @@ class _TooFew(Exception):
 
 
 def _visit(tree: Any, path: str, kinds: _Kinds, paths: list[str], leaves: list[Any]) -> None:
-    node = _kind_of(tree, kinds)
+    node = kinds.node_of(tree)
     if node is None:
         paths.append(path)
         leaves.append(tree)
@@ -118,21 +160,51 @@ def _visit(tree: Any, path: str, kinds: _Kinds, paths: list[str], leaves: list[A
 def _visit_pairs(
     pairs: Iterable[tuple[Any, Any]], prefix: str, kinds: _Kinds, paths: list[str], leaves: list[Any]
 ) -> None:
-    known = kinds.get
+    leaf_kinds = kinds.leaves
     for key, child in pairs:  # 0.2 µs a leaf: nothing more goes in here
-        inner = prefix + (key if type(key) is str else part(key))
+        try:
+            inner = prefix + key
+        except TypeError:
+            inner = prefix + part(key)
         kind: type = type(child)  # pyright: ignore[reportUnknownVariableType]
-        if kind is dict:
-            _visit_pairs(child.items(), inner + "/", kinds, paths, leaves)
-        elif known(kind, _UNSEEN) is None:
+        if kind in leaf_kinds:
             paths.append(inner)
             leaves.append(child)
+        elif kind is dict:
+            _visit_pairs(child.items(), inner + "/", kinds, paths, leaves)
         else:
             _visit(child, inner, kinds, paths, leaves)
 
 
+def _assign_dict(tree: dict[Any, Any], table: Table, kinds: _Kinds, give: Callable[[Any, Any], Any]) -> dict[Any, Any]:
+    leaf_kinds = kinds.leaves
+    inner = table.inner
+    made: dict[Any, Any] = {}
+    for key, child in tree.items():  # as hot as the walk
+        kind: type = type(child)
+        if kind in leaf_kinds:
+            made[key] = give(table[key], child)
+        elif kind is dict:
+            made[key] = _assign_dict(child, inner[key], kinds, give)
+        else:
+            made[key] = _assign_at(child, table, key, kinds, give)
+    return made
+
+
+def _assign_at(tree: Any, table: Table, key: Any, kinds: _Kinds, give: Callable[[Any, Any], Any]) -> Any:
+    node = kinds.node_of(tree)
+    if node is None:
+        return give(table[key], tree)
+    if node.box:
+        return node.close(tree, [_assign_at(child, table, key, kinds, give) for _, child in node.open(tree)])
+    inside = table.inner[key]
+    if node is _DICT:
+        return _assign_dict(tree, inside, kinds, give)
+    return node.close(tree, [_assign_at(child, inside, name, kinds, give) for name, child in node.open(tree)])
+
+
 def _close(tree: Any, left: Iterator[Any], kinds: _Kinds) -> Any:
-    node = _kind_of(tree, kinds)
+    node = kinds.node_of(tree)
     if node is None:
         value = next(left, _NOTHING)
         if value is _NOTHING:
@@ -141,14 +213,6 @@ def _close(tree: Any, left: Iterator[Any], kinds: _Kinds) -> Any:
     if node is _DICT:
         return {key: _close(child, left, kinds) for key, child in tree.items()}
     return node.close(tree, [_close(child, left, kinds) for _, child in node.open(tree)])
-
-
-def _kind_of(tree: Any, kinds: _Kinds) -> _Node | None:
-    kind: type = type(tree)  # pyright: ignore[reportUnknownVariableType]
-    known: Any = kinds.get(kind, _UNSEEN)
-    if known is _UNSEEN:
-        known = kinds[kind] = _classify(tree, kind)
-    return known
 
 
 # ---- kinds of nodes -------------------------------------------------------------------------------------------------
@@ -194,7 +258,7 @@ _REGISTERED = _Node(_open_with_jax, _close_with_jax)
 _BOX = _Node(_open_with_jax, _close_with_jax, box=True)
 _CELL = _Node(lambda tree: [(None, tree.value)], lambda tree, results: results[0], box=True)
 
-_BUILT_IN: _Kinds = {
+_BUILT_IN: dict[type, _Node] = {
     dict: _DICT,
     list: _SEQUENCE,
     tuple: _SEQUENCE,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -15,7 +17,7 @@ from shardax.errors import Offence, RuleError, UnknownAxisError, did_you_mean, p
 from shardax.names.axes import PartitionAxis
 from shardax.names.decision import Decision, every_move_is_logged, record, warn_outside
 from shardax.names.mesh import MeshLike
-from shardax.names.paths import flatten, path_text, rebuild
+from shardax.names.paths import flatten, path_text
 from shardax.names.rules import Match, Rules
 from shardax.names.spec import Correction, Fit, SpecLike, as_spec, axes_of, mesh_shape
 from shardax.names.tokens import MODE_TRAIN
@@ -41,12 +43,11 @@ def match_partition_rules(rules: Any, tree: Any, min_size: int | None = 0, stric
     add a rule; ('.*', PartitionSpec()) as the last one replicates what is left
     """
     parsed = Rules.of(rules)
-    paths, leaves = flatten(tree)
-    chosen = _Chosen(parsed, min_sharding_size() if min_size is None else min_size)
-    give = chosen.strict if strict else chosen.raw
-    specs = [give(path, leaf, match) for path, leaf, match in zip(paths, leaves, parsed.match_all(paths), strict=True)]
-    chosen.finish(len(paths))
-    return rebuild(tree, specs)
+    asked = _Asked(parsed, min_sharding_size() if min_size is None else min_size, strict)
+    specs = parsed.assign(tree, asked.answer, asked.strictly if strict else asked.raw)
+    if asked.remarks:
+        asked.report(tree)
+    return specs
 
 
 def min_sharding_size() -> int:
@@ -62,47 +63,74 @@ def min_sharding_size() -> int:
         raise RuleError(f"MIN_SHARDING_SIZE={text!r} in the environment is not a whole number") from None
 
 
-class _Chosen:
-    """The specs of one tree: what each rule asks for, which leaves nobody spoke for, and what was left out."""
+class _Asked:
+    """What the rules ask for each leaf, and whether anything has to be said about it."""
 
-    def __init__(self, rules: Rules, min_size: int) -> None:
+    def __init__(self, rules: Rules, min_size: int, strict: bool) -> None:
         self.rules = rules
         self.min_size = min_size
-        self.asked: dict[int, PartitionSpec] = {}
-        self.unmatched: list[Offence] = []
-        self.small: list[str] = []
+        self.strict = strict
+        self.remarks = False
+        self.every_move = every_move_is_logged()
 
-    def raw(self, path: str, leaf: Any, match: Match | None) -> PartitionSpec:
+    def answer(self, match: Match | None) -> tuple[PartitionSpec | None, int]:
+        """The spec of a rule and the rank it needs; where no rule matched, none has it."""
         if match is None:
-            self.unmatched.append(Offence(path or "(root)", "no rule matches", shape=getattr(leaf, "shape", None)))
+            return None, _NEVER
+        spec = _spec_of(match)
+        return spec, len(spec)
+
+    def raw(self, answer: tuple[PartitionSpec | None, int], leaf: Any) -> PartitionSpec | None:
+        self.remarks |= answer[0] is None
+        return answer[0]
+
+    def strictly(self, answer: tuple[PartitionSpec | None, int], leaf: Any) -> PartitionSpec | None:
+        shape = getattr(leaf, "shape", None)
+        if not shape:
             return _REPLICATED
-        spec = self.asked.get(match.index)
+        if answer[1] <= len(shape) and not self.min_size:
+            return answer[0]
+        return self._with_care(answer[0], shape)
+
+    def _with_care(self, spec: PartitionSpec | None, shape: tuple[int, ...]) -> PartitionSpec | None:
         if spec is None:
-            spec = self.asked[match.index] = _spec_of(match)
+            self.remarks = True
+        elif math.prod(shape) < self.min_size:
+            self.remarks |= self.every_move
+            return _REPLICATED
+        elif len(spec) > len(shape):
+            self.remarks = True
+            return _cut(spec, len(shape))
         return spec
 
-    def strict(self, path: str, leaf: Any, match: Match | None) -> PartitionSpec:
-        shape = getattr(leaf, "shape", ())
-        if shape == ():
-            return _REPLICATED
-        spec = self.raw(path, leaf, match)
-        if self.min_size and math.prod(shape) < self.min_size:
-            self.small.append(path)
-            return _REPLICATED
-        return spec if len(spec) <= len(shape) else trimmed(spec, shape, path, str(match), getattr(leaf, "dtype", ""))
-
-    def finish(self, count: int) -> None:
-        """Complain about all leaves that were left over; say which were too small, where every move is logged."""
-        if self.unmatched:
-            many = len(self.unmatched)
-            headline = f"{plural(many, 'leaf', 'leaves')} of {count} {'is' if many == 1 else 'are'} matched by none of "
+    def report(self, tree: Any) -> None:
+        """Complain of every leaf that no rule matches; record what was trimmed; name the small if all is logged."""
+        paths, leaves = flatten(tree)
+        unmatched: list[Offence] = []
+        small: list[str] = []
+        for path, leaf, match in zip(paths, leaves, self.rules.match_all(paths), strict=True):
+            shape: Any = getattr(leaf, "shape", None)
+            if self.strict and not shape:
+                continue
+            if match is None:
+                unmatched.append(Offence(path or "(root)", "no rule matches", shape=shape))
+            elif self.strict and self.min_size and math.prod(shape) < self.min_size:
+                small.append(path)
+            elif self.strict:
+                trimmed(_spec_of(match), shape, path, str(match), getattr(leaf, "dtype", ""))
+        if unmatched:
+            many = len(unmatched)
+            headline = (
+                f"{plural(many, 'leaf', 'leaves')} of {len(paths)} {'is' if many == 1 else 'are'} matched by none of "
+            )
             remedy = "add a rule; ('.*', PartitionSpec()) as the last one replicates what is left"
-            raise RuleError(headline + plural(len(self.rules), "rule"), self.unmatched, remedy)
-        if self.small and every_move_is_logged():
-            warn_outside(f"replicated, smaller than {self.min_size} elements: {', '.join(self.small)}")
+            raise RuleError(headline + plural(len(self.rules), "rule"), unmatched, remedy)
+        if small and self.every_move:
+            warn_outside(f"replicated, smaller than {self.min_size} elements: {', '.join(small)}")
 
 
 _REPLICATED = PartitionSpec()
+_NEVER = sys.maxsize
 
 
 def _spec_of(match: Match) -> PartitionSpec:
@@ -113,13 +141,18 @@ def _spec_of(match: Match) -> PartitionSpec:
     return PartitionAxis().resolve_spec(target, MODE_TRAIN)
 
 
+@lru_cache(maxsize=4096)
+def _cut(spec: PartitionSpec, rank: int) -> PartitionSpec:
+    return PartitionSpec(*tuple(spec)[:rank])
+
+
 def trimmed(spec: PartitionSpec, shape: tuple[int, ...], path: str, rule: str, dtype: Any = "") -> PartitionSpec:
-    """A spec without the entries that an array has no dimension for; axes lost that way are recorded.
+    """A spec without the entries that an array has no dimension for; mesh axes lost that way are recorded.
 
     >>> trimmed(PartitionSpec("fsdp", "tp"), (8,), "bias", "rule 0")
     P('fsdp',)
     """
-    given = PartitionSpec(*tuple(spec)[: len(shape)])
+    given = _cut(spec, len(shape))
     lost = tuple(
         Correction(dim, axes_of(entry), "too-long", 0, f"{len(spec)} entries for {plural(len(shape), 'dim')}")
         for dim, entry in enumerate(spec)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from shardax.errors import Offence, RuleError, plural
 from shardax.names.layout_file import spec_from_json, spec_to_json
 from shardax.names.matching import Matcher, matcher_of
+from shardax.names.paths import assign
 from shardax.names.ruletext import read_document, read_pairs
 from shardax.names.spec import FREE
 from shardax.tables import Table
@@ -102,6 +103,17 @@ class Rules:
         """`match` of every path, in time that hardly depends on the number of rules."""
         won: list[Match | None] = [*self._matches, None]  # place -1 is the last
         return [won[place] for place in self._matcher.first_of(paths)]
+
+    def assign(self, tree: Any, answer: Callable[[Match | None], Any], give: Callable[[Any, Any], Any]) -> Any:
+        """A tree like `tree` with `give(answer(match), leaf)` for every leaf; `answer` is asked once per kind of path.
+
+        >>> Rules.of({"up": PartitionSpec("tp")}).assign(
+        ...     {"up": 1, "down": 2}, lambda match: match and match.target, lambda target, leaf: (leaf, target)
+        ... )
+        {'up': (1, P('tp',)), 'down': (2, None)}
+        """
+        won: list[Match | None] = [*self._matches, None]
+        return assign(tree, self._matcher.table(lambda place: answer(won[place])), give)
 
     def matches(self, path: str) -> list[Match]:
         """Every rule that is found in the path, in order: the winner, then the losers."""
