@@ -505,6 +505,12 @@ def test_extend_touches_one_instance_and_no_global():
     assert "layers" in repr(mine) and eval(repr(mine), vars(sx)) == mine
 
 
+def test_the_order_of_extending_makes_no_difference():
+    one = sx.PartitionAxis().extend({"layers": "pp", "scale": None})
+    other = sx.PartitionAxis().extend({"scale": None}).extend({"layers": "pp"})
+    assert one == other and hash(one) == hash(other) and repr(one) == repr(other)
+
+
 def test_extend_has_generation_rules_and_refuses_what_register_refuses():
     paxis = sx.PartitionAxis().extend({"pages": "dp", "queries": sx.HEAD}, generation_axis_rules={"pages": "sp"})
     assert paxis.resolve_axis(["pages", "queries"], DECODE) == ["sp", "tp"]

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final, final
 
 import jax
@@ -120,7 +121,7 @@ class PartitionAxis:
             object.__setattr__(self, name, value)
         if offences:
             raise AxisRuleError("These fields of PartitionAxis are not mesh axes", offences)
-        object.__setattr__(self, "extensions", tuple(self.extensions))
+        object.__setattr__(self, "extensions", tuple(sorted(self.extensions, key=itemgetter(0))))
 
     def _derived(self, name: str) -> MeshAxes:
         """What a field is when it is not given. The fields it follows come before it in the table."""
