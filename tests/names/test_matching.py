@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from shardax.errors import RuleError
 from shardax.names import matching
 from shardax.names.matching import Matcher, matcher_of
+from shardax.names.paths import assign, flatten
 from shardax.names.regex import Needle
 
 
@@ -107,6 +108,33 @@ def test_digits_no_pattern_tells_apart_may_be_swapped(patterns, path):
     matcher = Matcher(patterns)
     (key,) = matcher._keys([path])
     assert naive(patterns, path) == naive(patterns, key.decode())
+
+
+segments = st.sampled_from(["a", "k", "1", "2", "3", "12", "21", "99", "a1", "k2k", "K", "é", "", 1, 12, True, "a/2"])
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(regexes.filter(valid) | plain, min_size=1, max_size=5),
+    st.recursive(st.just(0), lambda inner: st.dictionaries(segments, inner, min_size=1, max_size=4), max_leaves=12),
+)
+def test_tables_of_answers_say_what_the_paths_say(patterns, tree):
+    paths, _ = flatten(tree)
+    found = assign(tree, Matcher(patterns).table(lambda place: place), lambda answer, leaf: answer)
+    assert flatten(found) == (paths, [next(iter(naive(patterns, path)), -1) for path in paths])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "segment", "masked"),
+    [
+        (["w1", "w(2|3)/", "fc[45]"], "0123456789", "0000000000"),
+        (["w1", "w(2|3)/", "fc[45]"], "w0123456789", "w0123440000"),
+        (["/1", "w12", "(?:x)3"], "0123", "0120"),
+        (["a(1|)", "b(?=4)", "(?i)K5", r"c\b6"], "0123456", "0000400"),
+    ],
+)
+def test_a_segment_of_digits_is_masked_further(patterns, segment, masked):
+    assert Matcher(patterns)._mask(segment) == masked
 
 
 @pytest.mark.parametrize(

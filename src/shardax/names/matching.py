@@ -17,7 +17,8 @@ from typing import Any
 from shardax.errors import Offence, RuleError, plural
 from shardax.names.paths import ROOT
 from shardax.names.paths import part as text_of
-from shardax.names.regex import DIGITS, Clause, Needle, Word
+from shardax.names.reading import DIGITS, Clause, DigitSets, Word
+from shardax.names.regex import Needle
 
 _MEMO_LIMIT = 1 << 20  # entries; a process that lays out endless different trees must not grow without end
 
@@ -34,7 +35,8 @@ class Matcher:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._needles = _needles(patterns)
-        self._table = _digit_table(self._needles)
+        self._table = _digit_table(needle.reading.told_apart for needle in self._needles)
+        self._number_table = _digit_table(needle.reading.in_numbers for needle in self._needles)
         self._always, self._words = _choose_words(self._needles)
         self._segments: dict[str, tuple[int, int]] = {}
         self._memo = _Memo(self._search)
@@ -71,8 +73,12 @@ class Matcher:
         root.inner[ROOT] = root
         return root
 
-    def _mask(self, text: str) -> str:
-        return text.encode("utf-8", "surrogatepass").translate(self._table).decode("utf-8", "surrogatepass")
+    def _mask(self, segment: str) -> str:
+        """A segment of a path with its digits masked; most by far in the number of a layer, where few patterns look."""
+        if segment.isascii():
+            table = self._number_table if segment.isdigit() else self._table
+            return segment.encode().translate(table).decode()
+        return segment.encode("utf-8", "surrogatepass").translate(self._table).decode("utf-8", "surrogatepass")
 
     def _keys(self, paths: Sequence[str]) -> list[bytes]:
         """The paths with their digits masked: in one sweep, which is ten times faster than one by one."""
@@ -190,14 +196,14 @@ def _needles(patterns: Iterable[str]) -> list[Needle]:
     return needles
 
 
-def _digit_table(needles: Sequence[Needle]) -> bytes:
+def _digit_table(told_apart: Iterable[DigitSets]) -> bytes:
     """Each digit becomes the least one that no pattern tells from it.
 
     Sound because every single step of `re` then treats a digit and its stand-in alike, and lengths stay.
     """
-    told_apart = sorted({tuple(sorted(digits)) for needle in needles for digits in needle.reading.told_apart})
+    sets = sorted({tuple(sorted(digits)) for some in told_apart for digits in some})
     stand_in: dict[tuple[bool, ...], str] = {}
-    masked = [stand_in.setdefault(tuple(d in digits for digits in told_apart), d) for d in sorted(DIGITS)]
+    masked = [stand_in.setdefault(tuple(d in digits for digits in sets), d) for d in sorted(DIGITS)]
     return bytes.maketrans("".join(sorted(DIGITS)).encode(), "".join(masked).encode())
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from shardax.names.plain import plain_search, plain_ways, read_plain
+from shardax.names.reading import ALONE, DIGITS, OPAQUE, Clause, Reading
 
 _compiler: Any
 _parser: Any
@@ -20,26 +22,7 @@ try:  # private, but unchanged since 3.11; without it every pattern is opaque, w
 except ImportError:  # pragma: no cover
     _compiler = _parser = None
 
-DIGITS = frozenset("0123456789")
-_ALONE = {digit: frozenset(digit) for digit in DIGITS}
 _IGNORECASE = int(re.IGNORECASE)
-
-Word = tuple[str, bool]
-"""A text without '/', and whether case is ignored (it is lower-case ASCII then)."""
-
-Clause = tuple[Word, ...]
-"""Every match holds at least one of these words, within one segment of the path."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The clauses that hold of every match, and the sets of digits that the pattern tells from the others."""
-
-    clauses: tuple[Clause, ...] = ()
-    told_apart: frozenset[frozenset[str]] = frozenset(_ALONE.values())
-
-
-OPAQUE = Reading()
 
 
 class Needle:
@@ -55,13 +38,13 @@ class Needle:
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self._tree: Any = None
-        ways = _plain_ways(pattern)
+        ways = plain_ways(pattern)
         if ways:  # nothing to compile, and `str.find` is faster than `re`
-            searches = [_plain_search(way) for way in ways]
+            searches = [plain_search(way) for way in ways]
             self.search: Callable[[str], bool] = (
                 searches[0] if len(searches) == 1 else lambda path: any(search(path) for search in searches)
             )
-            self.reading = _read_plain(ways)
+            self.reading = read_plain(ways)
             return
         self.search = self._compile_and_search
         if _parser is not None:
@@ -81,104 +64,7 @@ class Needle:
         return self.search(path)
 
 
-# ---- plain patterns: texts with '.*' between them, groups of such texts, '^' and '$' at the ends --------------------
-
-_ATOM = r"[^\\.^$*+?{}\[\]|()]|\\[^0-9A-Za-z|]|\.\*"
-_GROUP = rf"\((?:\?:)?(?:{_ATOM}|\|)*\)"
-_BRANCH = rf"\^?(?:{_ATOM}|{_GROUP})*\$?"
-_PLAIN = re.compile(rf"{_BRANCH}(?:\|{_BRANCH})*")
-_TOKEN = re.compile(rf"(?:{_ATOM})+|{_GROUP}|[|^$]")
-_GAP = re.compile(r"((?:[^\\.]|\\.)+)|\.\*", re.DOTALL)
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-_MOST_WAYS = 16
-
-
-@dataclass(frozen=True)
-class _Way:
-    """One way to match: these texts in order, the first at the start of the path, the last at its end."""
-
-    texts: list[str]
-    at_start: bool
-    at_end: bool
-
-
-def _plain_ways(pattern: str) -> list[_Way]:
-    """All ways of a plain pattern, its groups written out; none when it is not plain or has too many."""
-    ways: list[_Way] = []
-    if not _PLAIN.fullmatch(pattern):
-        return ways
-    for branch in _split_branches(_TOKEN.findall(pattern)):
-        spellings = [""]
-        for token in branch:
-            if token in {"^", "$"}:
-                continue
-            options = token[1:-1].removeprefix("?:").split("|") if token[0] == "(" else [token]
-            spellings = [spelling + option for spelling in spellings for option in options]
-            if len(spellings) + len(ways) > _MOST_WAYS:
-                return []
-        at_start, at_end = branch[:1] == ["^"], branch[-1:] == ["$"]
-        ways.extend(_Way(_split_gaps(spelling), at_start, at_end) for spelling in spellings)
-    return ways
-
-
-def _split_branches(tokens: list[str]) -> list[list[str]]:
-    branches: list[list[str]] = [[]]
-    for token in tokens:
-        if token == "|":
-            branches.append([])
-        else:
-            branches[-1].append(token)
-    return branches
-
-
-def _split_gaps(spelling: str) -> list[str]:
-    texts = [""]
-    for piece in _GAP.finditer(spelling):
-        if piece[1] is None:
-            texts.append("")
-        else:
-            texts[-1] = _ESCAPE.sub(r"\1", piece[1]) if "\\" in piece[1] else piece[1]
-    return texts
-
-
-def _plain_search(way: _Way) -> Callable[[str], bool]:
-    """Does a path (without a newline) match this way?"""
-    at_start, at_end = way.at_start, way.at_end
-    first, last = way.texts[0], way.texts[-1]
-    if len(way.texts) == 1:
-        if at_start:
-            return (lambda path: path == first) if at_end else (lambda path: path.startswith(first))
-        return (lambda path: path.endswith(last)) if at_end else (lambda path: last in path)
-    middle = way.texts[at_start : len(way.texts) - at_end]
-
-    def search(path: str) -> bool:
-        if (at_start and not path.startswith(first)) or (at_end and not path.endswith(last)):
-            return False
-        place = len(first) if at_start else 0
-        end = len(path) - len(last) if at_end else len(path)
-        for text in middle:
-            found = path.find(text, place, end)
-            if found < 0:
-                return False
-            place = found + len(text)
-        return place <= end
-
-    return search
-
-
-def _read_plain(ways: list[_Way]) -> Reading:
-    words = [[word for text in way.texts for word in text.split("/") if word] for way in ways]
-    if len({len(way) for way in words}) == 1:  # (q|k)_proj/kernel: each place holds one word or another
-        clauses = [tuple((word, False) for word in dict.fromkeys(place)) for place in zip(*words, strict=True)]
-    elif all(words):
-        clauses = [tuple((max(way, key=len), False) for way in words)]
-    else:
-        clauses = []
-    digits = DIGITS.intersection("".join(word for way in words for word in way))
-    return Reading(tuple(clauses), frozenset(_ALONE[digit] for digit in digits))
-
-
-# ---- all other patterns: the parse tree -----------------------------------------------------------------------------
+# ---- the parse tree -------------------------------------------------------------------------------------------------
 
 
 def read(tree: Any) -> Reading:
@@ -189,8 +75,10 @@ def read(tree: Any) -> Reading:
     except (_UnknownError, AttributeError):  # another Python's parse tree
         return OPAQUE
     reader.end_run()
-    told_apart = OPAQUE.told_apart if reader.looks_back else frozenset(reader.told_apart)
-    return Reading(tuple(dict.fromkeys(reader.clauses)), told_apart)
+    clauses = tuple(dict.fromkeys(reader.clauses))
+    if reader.looks_back:  # a back-reference tells every digit from every other
+        return Reading(clauses)
+    return Reading(clauses, frozenset(reader.told_apart), frozenset(reader.in_numbers))
 
 
 class _UnknownError(Exception):
@@ -203,6 +91,7 @@ class _Reader:
     def __init__(self, parent: _Reader | None = None) -> None:
         self.clauses: list[Clause] = []
         self.told_apart: set[frozenset[str]] = parent.told_apart if parent else set()
+        self.in_numbers: set[frozenset[str]] = parent.in_numbers if parent else set()
         self.looks_back = False
         self.run: list[str] = []
         self.folded = False
@@ -224,7 +113,7 @@ class _Reader:
     def literal(self, argument: int, folded: bool) -> None:
         character = chr(argument)
         if character in DIGITS:
-            self.told_apart.add(_ALONE[character])
+            self.tell_apart(ALONE[character])
         if not folded and not self.folded:
             self.run.append(character)
         else:
@@ -239,11 +128,16 @@ class _Reader:
         elif character.isascii():  # 'K' (Kelvin) matches 'k' when case is ignored: such a letter is no word
             self.run.append(character.lower())
 
+    def tell_apart(self, digits: frozenset[str]) -> None:
+        """Called before the run goes on: what stands in it stands just before the digit."""
+        self.told_apart.add(digits)
+        if not self.run or self.run[-1] in DIGITS or self.run[-1] == "/":
+            self.in_numbers.add(digits)
+
     def stay(self, argument: Any, folded: bool) -> None:
         """Anchors take no room: what stands before and after them stands together."""
 
     def one_of(self, argument: Any, folded: bool) -> None:
-        self.end_run()
         digits: frozenset[str] = frozenset()
         for operation, value in argument:
             name = operation.name
@@ -256,12 +150,13 @@ class _Reader:
             elif name != "NEGATE":  # the complement is told apart just as well
                 raise _UnknownError(name)
         if digits and digits != DIGITS:
-            self.told_apart.add(digits)
+            self.tell_apart(digits)
+        self.end_run()
 
     def not_literal(self, argument: Any, folded: bool) -> None:
-        self.end_run()
         if chr(argument) in DIGITS:
-            self.told_apart.add(_ALONE[chr(argument)])
+            self.tell_apart(ALONE[chr(argument)])
+        self.end_run()
 
     def anything(self, argument: Any, folded: bool) -> None:
         self.end_run()
