@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardax.proving.hlo import HloModule
+from shardax.proving.integrity import consistent
 from shardax.proving.provenance import nearest_source
 from shardax.proving.shapes import ArrayShape, arrays
 from shardax.proving.walk import Execution, walk
@@ -43,10 +44,11 @@ def largest_buffers(module: HloModule, count: int = 10) -> tuple[Buffer, ...]:
     """The largest results of kernels, one for each line and shape."""
     on_chip = ":T(" in module.header
     found: list[tuple[int, ArrayShape, Execution, int]] = []
-    for execution in walk(module, lambda _: True, into_fusions=False):
-        for place, line in enumerate(execution.computation.instructions):
-            if line.opcode not in _NOT_NEW and not line.opcode.endswith("-start"):
-                found += [(a.bytes, a, execution, place) for a in arrays(line.shape) if not (on_chip and a.space)]
+    with consistent(module.name):
+        for execution in walk(module, lambda _: True, into_fusions=False):
+            for place, line in enumerate(execution.computation.instructions):
+                if line.opcode not in _NOT_NEW and not line.opcode.endswith("-start"):
+                    found += [(a.bytes, a, execution, place) for a in arrays(line.shape) if not (on_chip and a.space)]
     found.sort(key=lambda entry: -entry[0])
     buffers: dict[tuple[object, ...], Buffer] = {}
     for _, array, execution, place in found:

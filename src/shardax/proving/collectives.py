@@ -83,6 +83,11 @@ def is_collective(instruction: Instruction) -> bool:
     return instruction.opcode in OPS or instruction.opcode in _STARTS or slices.is_transfer(instruction)
 
 
+def has_collectives(module: HloModule) -> bool:
+    """Does anything in it move data between devices?"""
+    return any(is_collective(line) for part in module.computations.values() for line in part.instructions)
+
+
 def find_collectives(
     module: HloModule, mesh: Mapping[str, int], slice_of: Sequence[int] | None
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:

@@ -14,12 +14,14 @@ import numpy as np
 
 from shardax.errors import HloParseError, Offence
 from shardax.proving.hlo import Computation, HloModule, Instruction
+from shardax.proving.integrity import consistent
 from shardax.proving.shapes import ArrayShape, arrays
 from shardax.proving.walk import walk
 
 _LIBRARY_MATMUL = re.compile(r'custom_call_target="__(?:cublas\$[\w$]*(?:gemm|matmul)[\w$]*|onednn\$matmul)"', re.I)
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ension(?:s)?":\[)([\d",]*)[\]}]')
+_SIZES = ("size", "stride", "lhs_dilate", "rhs_dilate")
 # Custom calls that compute nothing worth counting.
 _PLUMBING = re.compile(
     r"AllocateBuffer|AssumeGatherIndicesInBound|GatherScatterIndices\w*|SliceId|PrepareAsync\w*|AsyncCollective\w*|"
@@ -44,9 +46,9 @@ def flops(module: HloModule) -> int:
 def flops_by_dtype(module: HloModule) -> dict[str, int]:
     """By the element type of the first operand, which decides how fast a chip is."""
     counted: dict[str, int] = {}
-    for execution in walk(module, is_product):
-        for instruction in execution.computation.instructions:
-            if is_product(instruction):
+    with consistent(module.name):
+        for execution in walk(module, is_product):
+            for instruction in filter(is_product, execution.computation.instructions):
                 dtype, count = product_flops(execution.computation, instruction)
                 counted[dtype] = counted.get(dtype, 0) + count * execution.times
     return counted
@@ -105,8 +107,15 @@ class _Window:
     size: int = 1
     stride: int = 1
     pad: int = 0
+    pad_high: int = 0
     lhs_dilate: int = 1
     rhs_dilate: int = 1
+
+    def outputs(self, inputs: int) -> int:
+        """How many positions the window has."""
+        spread = (inputs - 1) * self.lhs_dilate + 1 if inputs else 0
+        reach = (self.size - 1) * self.rhs_dilate + 1
+        return max(0, (spread + self.pad + self.pad_high - reach) // self.stride + 1)
 
     def touched(self, inputs: int, outputs: int) -> int:
         """Pairs of output and window positions that meet an input and not padding or a dilation's hole.
@@ -125,12 +134,15 @@ class _Window:
 def _windows(instruction: Instruction, rank: int) -> list[_Window]:
     match = re.search(r"window=\{([^}]*)\}", instruction.tail)
     fields = dict(re.findall(r"(\w+)=(\S+)", match[1])) if match else {}
-    values = {
-        key: [int(part.partition("_")[0]) for part in re.split("x", fields[key])]
-        for key in ("size", "stride", "pad", "lhs_dilate", "rhs_dilate")
-        if key in fields
-    }
+    pads = [part.split("_") for part in fields.pop("pad", "").split("x") if part]
+    values = {key: [int(part) for part in text.split("x")] for key, text in fields.items() if key in _SIZES}
+    if pads:
+        values |= {"pad": [int(low) for low, _ in pads], "pad_high": [int(high) for _, high in pads]}
     return [_Window(**{key: parts[place] for key, parts in values.items()}) for place in range(rank)]
+
+
+def _group_count(instruction: Instruction, kind: str) -> int:
+    return int(instruction.attribute(f"{kind}_group_count") or 1)
 
 
 def _convolution(computation: Computation, instruction: Instruction) -> int:
@@ -143,12 +155,21 @@ def _convolution(computation: Computation, instruction: Instruction) -> int:
     outputs = arrays(instruction.shape)[0].dims
     if (len(left), len(kernel), len(result)) != (len(inputs), len(weights), len(outputs)):
         _refuse(instruction, f"dim_labels={match[0]} for {inputs}, {weights}, {outputs}")
-    spatial = sorted(label for label in result if label.isdigit())
-    windows = _windows(instruction, len(spatial))
-    touched = math.prod(
-        window.touched(inputs[left.index(label)], outputs[result.index(label)])
-        for label, window in zip(spatial, windows, strict=True)
+    features, batches = _group_count(instruction, "feature"), _group_count(instruction, "batch")
+    agree = (
+        inputs[left.index("f")] == weights[kernel.index("i")] * features,
+        outputs[result.index("f")] == weights[kernel.index("o")],
+        inputs[left.index("b")] == outputs[result.index("b")] * batches,
     )
+    if not all(agree):
+        _refuse(instruction, f"{inputs} and {weights} cannot give {outputs} ({match[0]})")
+    spatial = sorted(label for label in result if label.isdigit())
+    touched = 1
+    for label, window in zip(spatial, _windows(instruction, len(spatial)), strict=True):
+        given, made = inputs[left.index(label)], outputs[result.index(label)]
+        if window.size != weights[kernel.index(label)] or made != window.outputs(given):
+            _refuse(instruction, f"a window of {window.size} over {given} cannot give {made}")
+        touched *= window.touched(given, made)
     return 2 * outputs[result.index("b")] * outputs[result.index("f")] * weights[kernel.index("i")] * touched
 
 

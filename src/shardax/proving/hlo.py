@@ -19,7 +19,7 @@ from shardax.proving.shapes import arrays, element, nbytes
 from shardax.proving.sources import Source, SourceTable, read_sources
 
 _COMPUTATION = re.compile(
-    r"^(ENTRY )?%?([^\s(%]+) (\([^\n]*\) -> [^\n]* )?\{[ ]*\n((?:[ \t]+[^\n]*\n)*)\}([^\n]*)$", re.M
+    r"^(ENTRY )?%?([^\s(%]+) (\([^\n]*\) -> [^\n]* )?\{[ ]*\n((?:[ \t][^\n]*+\n)*+)\}([^\n]*)$", re.M
 )
 _INSTRUCTION = re.compile(r"^[ \t]+(ROOT )?%?([^\s=]+) = ([^\s(]\S*|\(.*?\)) ([a-z][\w\-]*)\((.*)$", re.M)
 _NAME = re.compile(r"%([\w.\-]+(?:#[\d.]+)?)")
@@ -55,6 +55,8 @@ class Instruction(NamedTuple):
         """Names of the operands; `name#3` means element 3 of a tuple."""
         text = self.operand_text
         names = _NAME.findall(text)
+        if names and "[" not in text and text.count(",") + 1 != len(names):
+            integrity.fail(f"%{self.name}", f"operands that cannot be read: {text[:80]!r}")
         if names or self.opcode in _WITHOUT_OPERANDS:
             return tuple(names)
         return tuple(part.split()[-1] for part in re.sub(r"/\*.*?\*/", "", text).split(",") if part.strip())

@@ -7,7 +7,8 @@ parameters and of its root, the module's first line those of the entry. All of i
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import NoReturn, Protocol
 
@@ -40,6 +41,18 @@ def fail(where: str, problem: str) -> NoReturn:
     raise HloParseError(
         "HLO text that cannot be read", [Offence(where, problem)], "compile again and hand over the whole text"
     )
+
+
+@contextmanager
+def consistent(where: str) -> Generator[None]:
+    """What does not add up while a module is read is the text's fault: an index beyond a tuple, a size of nought."""
+    try:
+        yield
+    except (IndexError, KeyError, ValueError, ZeroDivisionError, StopIteration) as error:
+        if isinstance(error, HloParseError):
+            raise
+        headline = "HLO text that does not agree with itself"
+        raise HloParseError(headline, [Offence(where, f"{type(error).__name__}: {error}")]) from error
 
 
 def check_brackets(text: str) -> None:

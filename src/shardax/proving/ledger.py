@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 from shardax.errors import HloParseError, Offence
-from shardax.proving.collectives import Collective, find_collectives
+from shardax.proving.collectives import Collective, find_collectives, has_collectives
 from shardax.proving.hlo import HloModule
+from shardax.proving.integrity import consistent
 from shardax.proving.remat import attach_messages, remat_messages
 from shardax.proving.slices import partitions
 from shardax.tables import Table, show_bytes
@@ -68,10 +69,11 @@ class Ledger:
             slice_of = None
         devices = partitions(mesh_axes, slice_of)
         compiled = max(module.num_partitions, 1) * max(module.replica_count, 1)
-        if compiled not in (devices, 1):
+        if compiled != devices and (compiled != 1 or has_collectives(module)):
             problem = f"compiled for {compiled} devices, read for a mesh of {devices} ({dict(mesh_axes)})"
             raise HloParseError("an HLO module and a mesh that do not belong together", [Offence(module.name, problem)])
-        rows, notes = find_collectives(module, mesh_axes, slice_of) if compiled > 1 else ((), ())
+        with consistent(module.name):
+            rows, notes = find_collectives(module, mesh_axes, slice_of) if devices > 1 else ((), ())
         rows, warnings = attach_messages(rows, remat_messages(messages), module)
         return cls(rows, tuple(mesh_axes.items()), notes, warnings)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shardax.proving.flops import is_product, product_flops
 from shardax.proving.hlo import Computation, HloModule, Instruction
+from shardax.proving.integrity import consistent
 from shardax.proving.shapes import ArrayShape, arrays, element, elements
 from shardax.proving.walk import Execution, walk
 
@@ -48,7 +49,8 @@ def hbm_bytes(module: HloModule) -> int:
 
 def kernels(module: HloModule) -> tuple[Kernel, ...]:
     """Every kernel of a step on one device."""
-    return tuple(_Reader.of(module).kernels())
+    with consistent(module.name):
+        return tuple(_Reader.of(module).kernels())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardax.proving.hlo import Computation, HloModule, Instruction
+from shardax.proving.integrity import fail
+from shardax.proving.shapes import bare, element
 
 _KNOWN = re.compile(r'known_trip_count["\\]*\s*[:=]\s*\{["\\]*n["\\]*\s*:\s*["\\]*(\d+)')
 _THROUGH = frozenset({"copy", "bitcast", "convert", "reshape", "copy-start", "copy-done", "optimization-barrier"})
@@ -49,6 +51,9 @@ class Frame:
         operands = self.caller.operands
         if self.role.startswith("branch"):  # a conditional: its first operand chooses, branch n gets operand n + 1
             number = int(self.role.partition(" ")[2]) + 1
+        if not operands:  # TPU's offloaded calls get their operands one instruction later
+            updates = self.outer.computation.users.get(self.caller.name, ())
+            operands = next((user.operands[1:] for user in updates if user.opcode.endswith("-update")), ())
         return (self.outer, operands[number]) if number < len(operands) else None
 
     def carries(self, element: int) -> bool:
@@ -95,10 +100,17 @@ def _follow_constant(frame: Frame, instruction: Instruction, depth: int) -> Valu
 
 
 def _follow_element(frame: Frame, instruction: Instruction, depth: int) -> Value | None:
-    return _element(frame, instruction.operands[0], int(instruction.attribute("index") or 0), depth)
+    index = int(instruction.attribute("index") or 0)
+    taken = element(frame.computation.shape(instruction.operands[0]), index)
+    if bare(taken) != bare(instruction.shape):
+        fail(f"%{frame.computation.name}", f"%{instruction.name} is not element {index} of its tuple")
+    return _element(frame, instruction.operands[0], index, depth)
 
 
 def _follow_first(frame: Frame, instruction: Instruction, depth: int) -> Value | None:
+    inner = frame.computation.shape(instruction.operands[0])
+    if instruction.opcode == "copy" and bare(inner) != bare(instruction.shape):
+        fail(f"%{frame.computation.name}", f"%{instruction.name} copies {bare(inner)} to {bare(instruction.shape)}")
     return _follow(frame, instruction.operands[0], depth)
 
 
@@ -144,6 +156,7 @@ def _element(frame: Frame, name: str, index: int, depth: int) -> Value | None:
     if outer.opcode == "tuple":
         return _follow(frame, outer.operands[index], depth + 1)
     if outer.opcode == "parameter" and frame.is_loop:
+        element(outer.shape, index)  # refuses an index that the tuple does not have
         return Value(index, 0)
     handed = _holder(frame, outer, index)
     return _element(*handed, index, depth + 1) if handed else None
@@ -194,9 +207,16 @@ def _first(loop: Frame, element: int, depth: int = 0) -> int | None:
 
 def trips(frame: Frame, loop: Instruction) -> Trips:
     """How often `loop` (a while in `frame`) runs its body."""
+    found = _derived(frame, loop)
     match = _KNOWN.search(loop.tail)
-    if match:
-        return Trips(int(match[1]), "known")
+    if not match:
+        return found
+    if found.count not in (None, int(match[1])):
+        fail(f"%{frame.computation.name}", f"%{loop.name} runs {found.count} times but says {match[1]}")
+    return Trips(int(match[1]), "known")
+
+
+def _derived(frame: Frame, loop: Instruction) -> Trips:
     condition = frame.enter(loop, loop.callee("condition") or "", "condition")
     body = frame.enter(loop, loop.callee("body") or "", "body")
     compared = _comparison(condition, condition.computation.root.name)
@@ -228,6 +248,9 @@ def _comparison(frame: Frame, name: str, depth: int = 0) -> tuple[Value | None, 
         return _comparison(inner, inner.computation.root.name, depth + 1) if inner else None
     if instruction.opcode != "compare":
         return None
+    shapes = {bare(frame.computation.shape(operand)) for operand in instruction.operands}
+    if len(shapes) > 1:
+        fail(f"%{frame.computation.name}", f"%{name} compares {' with '.join(sorted(shapes))}")
     left, right = (_follow(frame, operand) for operand in instruction.operands)
     return left, right, instruction.attribute("direction") or ""
 

@@ -7,9 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardax.proving.hlo import Computation, HloModule, Instruction
+from shardax.proving.integrity import fail
+from shardax.proving.opcodes import is_known
+from shardax.proving.shapes import bare
 from shardax.proving.trips import Frame, trips
 
-_ENTERING = ("fusion", "call", "async-start", "fusion-start", "call-start", "custom-call-start", "custom-call", "map")
+_ENTERING = frozenset(
+    {"fusion", "call", "async-start", "fusion-start", "call-start", "custom-call-start", "while", "conditional", "map"}
+)
+_REQUIRED = {
+    "fusion": {"calls"},
+    "while": {"condition", "body"},
+    "call": {"to_apply"},
+    "conditional": {"branch_computations"},
+}
+_MATCHED = frozenset({"fusion", "call", "while", "fusion-start"})
 _ENTERED_ROLES = ("calls", "to_apply", "called_computations")
 _BRANCH_ROLES = ("branch_computations", "true_computation", "false_computation")
 
@@ -56,22 +68,26 @@ class Walk:
 
 
 def reaching(module: HloModule, wanted: Callable[[Instruction], bool]) -> frozenset[str]:
-    """The computations in which, or under which, a wanted instruction stands."""
-    calls: dict[str, set[str]] = {}
+    """The computations in which, or under which, a wanted instruction stands; somebody must call each of them."""
+    calls: dict[str, list[tuple[Computation, Instruction]]] = {}
     found: list[str] = []
     for computation in module.computations.values():
         if any(map(wanted, computation.instructions)):
             found.append(computation.name)
         for instruction in computation.instructions:
             if _enters(instruction):
-                for _, callee in instruction.callees:
-                    calls.setdefault(callee, set()).add(computation.name)
+                for callee in _callees(computation, instruction):
+                    calls.setdefault(callee, []).append((computation, instruction))
     reached = set(found)
     while found:
-        for caller in calls.get(found.pop(), ()):
-            if caller not in reached:
-                reached.add(caller)
-                found.append(caller)
+        name = found.pop()
+        if name not in calls and name != module.entry.name:
+            fail(f"%{name}", "a computation with work in it that nobody calls")
+        for computation, instruction in calls.get(name, ()):
+            _check_call(module, computation, instruction, name)
+            if computation.name not in reached:
+                reached.add(computation.name)
+                found.append(computation.name)
     return frozenset(reached)
 
 
@@ -79,7 +95,28 @@ def _enters(instruction: Instruction) -> bool:
     opcode = instruction.opcode
     if opcode == "custom-call":
         return "called_computations=" in instruction.tail
-    return opcode in _ENTERING or opcode in ("while", "conditional")
+    return opcode in _ENTERING or not is_known(opcode)
+
+
+def _callees(computation: Computation, instruction: Instruction) -> list[str]:
+    callees = instruction.callees
+    missing = _REQUIRED.get(instruction.opcode, frozenset()).difference(role for role, _ in callees)
+    if missing and not (instruction.opcode == "conditional" and callees):
+        fail(f"%{computation.name}", f"%{instruction.name} is a {instruction.opcode} without {min(missing)}")
+    return [name for _, name in callees]
+
+
+def _check_call(module: HloModule, computation: Computation, instruction: Instruction, callee: str) -> None:
+    """What goes in and out must have the shapes that the callee says."""
+    if instruction.opcode not in _MATCHED:
+        return
+    handed = [bare(computation.shape(operand)) for operand in instruction.operands]
+    inner = module.computations[callee]
+    taken = [bare(inner.parameters[number].shape) for number in sorted(inner.parameters)]
+    given = bare(inner.root.shape)
+    back = instruction.opcode == "fusion-start" or ("condition", callee) in instruction.callees
+    if handed != taken or (not back and given != bare(instruction.shape)):
+        fail(f"%{computation.name}", f"%{instruction.name} does not have the shapes of what it calls, %{callee}")
 
 
 def walk(module: HloModule, wanted: Callable[[Instruction], bool], into_fusions: bool = True) -> Walk:
@@ -107,6 +144,7 @@ def _inner(execution: Execution, caller: Instruction, within: frozenset[str], no
     if caller.opcode == "while":
         found = trips(frame, caller)
         if found.count is None:
+            _check_opcodes(frame, caller)
             notes.append(_unknown(frame, caller, found.how))
         count = 1 if found.count is None else found.count
         for role, name in callees:
@@ -115,10 +153,23 @@ def _inner(execution: Execution, caller: Instruction, within: frozenset[str], no
         branches = [name for role, name in caller.callees if role in _BRANCH_ROLES]
         for _, name in callees:
             yield Execution(frame.enter(caller, name, f"branch {branches.index(name)}"), times, True)
+    elif not is_known(caller.opcode):
+        notes.append(f"%{caller.name} is an unknown instruction ({caller.opcode}): what it calls is counted once")
+        for role, name in callees:
+            yield Execution(frame.enter(caller, name, role), times, conditional)
     else:
         for role, name in callees:
             if role in _ENTERED_ROLES:
                 yield Execution(frame.enter(caller, name, role), times, conditional)
+
+
+def _check_opcodes(frame: Frame, loop: Instruction) -> None:
+    """A loop that cannot be counted, beside an instruction that HLO does not have: it is the text that is mangled."""
+    names = [frame.computation.name, *(name for _, name in loop.callees)]
+    for name in names:
+        for line in frame.module.computations[name].instructions:
+            if not is_known(line.opcode):
+                fail(f"%{name}", f"unknown instruction {line.opcode!r} (%{line.name}) where a loop must be counted")
 
 
 def _unknown(frame: Frame, loop: Instruction, why: str) -> str:
