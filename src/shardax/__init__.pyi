@@ -196,7 +196,12 @@ from shardax.proving.traffic import hbm_bytes as hbm_bytes
 from shardax.report.draw import draw as draw
 from shardax.state.cells import RngState as RngState
 from shardax.state.cells import State as State
+from shardax.state.jit import JitWrapped as JitWrapped
 from shardax.state.jit import jit as jit
+from shardax.state.stages import Compiled as Compiled
+from shardax.state.stages import Lowered as Lowered
+from shardax.state.stages import Traced as Traced
+from shardax.state.state_sharding import StateSharding as StateSharding
 from shardax.tables import Table as Table
 
 __version__: str

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.experimental.layout
 from jax._src import core as _core
 from jax._src import mesh as _mesh
 
@@ -117,21 +118,43 @@ def traced_shardings(traced: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return plain(traced._params["in_shardings"]), plain(traced._params["out_shardings"])
 
 
+def argument_shardings(traced: Any) -> list[Any]:
+    """The sharding that every array argument of a traced program came with (None: a shape without one)."""
+    return [argument.sharding for argument in traced._meta_tys_flat]
+
+
 def rebind_traced(
     traced: Any,
+    paths: Sequence[str],
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     rebind: Callable[[Any, Any], Any],
 ) -> None:
     """Put other shardings into a traced program: of its arguments, its results, and (by `rebind(value, equation)`)
-    every NamedSharding and Mesh that its equations mention. There is no public way to lower for another mesh."""
+    every NamedSharding and Mesh that its equations mention. There is no public way to lower for another mesh.
+
+    `paths` become the names that the compiler prints for the arguments.
+    """
     from jax._src.named_sharding import UNSPECIFIED
 
     params = dict(traced._params)
+    nowhere = jax.experimental.layout.Format(None, None)
+    traced._meta_tys_flat = [
+        argument.replace(sharding=None, committed=True, format=nowhere) for argument in traced._meta_tys_flat
+    ]
     params["in_shardings"] = tuple(UNSPECIFIED if sharding is None else sharding for sharding in inputs)
     params["out_shardings"] = tuple(UNSPECIFIED if sharding is None else sharding for sharding in outputs)
-    params["jaxpr"] = rewrite_jaxpr(params["jaxpr"], rebind)
+    params["jaxpr"] = _named(rewrite_jaxpr(params["jaxpr"], rebind), paths)
     traced._params = params
+
+
+def _named(jaxpr: Any, paths: Sequence[str]) -> Any:
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    info = inner.debug_info
+    if info.arg_names is None or len(info.arg_names) != len(paths) or tuple(info.arg_names) == tuple(paths):
+        return jaxpr
+    named = inner.replace(debug_info=info._replace(arg_names=tuple(paths)))
+    return named if inner is jaxpr else jaxpr.replace(jaxpr=named)
 
 
 def rewrite_jaxpr(jaxpr: Any, rebind: Callable[[Any, Any], Any]) -> Any:
@@ -204,7 +227,7 @@ def lowered_program(lowered: Any) -> dict[str, Any]:
         "kept": tuple(sorted(arguments["kept_var_idx"])),
         "devices": arguments["num_devices"],
         "effects": len(effects),
-        "shardy": bool(getattr(jax.config, "jax_use_shardy_partitioner"))  # noqa: B009 (undeclared),
+        "shardy": bool(getattr(jax.config, "jax_use_shardy_partitioner", True)),
     }
 
 

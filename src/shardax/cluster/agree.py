@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64decode, b64encode
-from collections import Counter
 
 from shardax.cluster.barrier import barrier
 from shardax.cluster.fields import Fields, digest, fields_of
@@ -15,8 +14,6 @@ from shardax.errors import DisagreementError, Offence, plural
 
 SHOWN = 5
 """How many differing fields an error shows."""
-
-_rounds: Counter[str] = Counter()
 
 
 def agree(tag: str, value: object, timeout: float = 60.0) -> str:
@@ -34,22 +31,19 @@ def agree(tag: str, value: object, timeout: float = 60.0) -> str:
     store = job_store()
     if store is None:
         return mine
-    _rounds[tag] += 1
-    folder = f"agree/{tag}/{_rounds[tag]}"
-    store.put(f"{folder}/hash/{store.rank}", mine)
-    barrier(f"agree {tag!r}", timeout)
-    groups = group_ranks(store.by_rank(f"{folder}/hash"))
+    store.put(f"agree/{tag}/hash/{store.rank}", mine)
+    barrier(f"agree on {tag}", timeout)
+    groups = group_ranks(store.by_rank(f"agree/{tag}/hash"))
+    if len(groups) > 1 and store.rank in (ranks[0] for _, ranks in groups):
+        store.put(f"agree/{tag}/fields/{store.rank}", _pack(fields))
+    barrier(f"agreed on {tag}", timeout)  # all have read: the keys can be used again
     if len(groups) > 1:
-        speakers = [ranks[0] for _, ranks in groups]
-        if store.rank in speakers:
-            store.put(f"{folder}/fields/{store.rank}", _pack(fields))
-        barrier(f"agree {tag!r} differs", timeout)
-        raise _disagreement(store, tag, folder, [ranks for _, ranks in groups])
+        raise _disagreement(store, tag, [ranks for _, ranks in groups])
     return mine
 
 
-def _disagreement(store: Store, tag: str, folder: str, groups: list[list[int]]) -> DisagreementError:
-    said = {rank: _unpack(text) for rank, text in store.by_rank(f"{folder}/fields").items()}
+def _disagreement(store: Store, tag: str, groups: list[list[int]]) -> DisagreementError:
+    said = {rank: _unpack(text) for rank, text in store.by_rank(f"agree/{tag}/fields").items()}
     usual, many = said[groups[0][0]], groups[0]
     offences: list[Offence] = []
     count = 0

@@ -9,6 +9,7 @@ from shardax.cluster.ranks import show_ranks
 from shardax.errors import BarrierError, Offence
 
 _arrivals: Counter[str] = Counter()  # how often this process has come to each barrier
+_failures: Counter[str] = Counter()  # how often it failed: the service does not take a failed one up again
 
 
 def barrier(name: str, timeout: float = 60.0) -> None:
@@ -25,7 +26,8 @@ def barrier(name: str, timeout: float = 60.0) -> None:
     mine = _arrivals[name]
     store.put(f"barrier/{name}/{store.rank}", str(mine))
     store.put(f"last barrier/{store.rank}", name)
-    if (said := store.meet(f"barrier/{name}", timeout)) is not None:
+    if (said := store.meet(f"barrier/{name}/{_failures[name]}", timeout)) is not None:
+        _failures[name] += 1
         raise _absence(store, name, mine, timeout, said)
 
 

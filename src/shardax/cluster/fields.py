@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,7 +49,7 @@ def _fields(path: str, value: Any) -> Iterator[tuple[str, str]]:
         case jax.sharding.PartitionSpec():
             yield path, str(value)
         case list() | tuple():
-            yield from _children(path, "items", ((f"{path}[{i}]", child) for i, child in enumerate(value)), bool(value))
+            yield from _children(path, "items", _labelled(path, value), bool(value))
         case set() | frozenset():
             yield path, "{" + ", ".join(sorted(map(str, value))) + "}"
         case jax.Array() | np.ndarray():
@@ -60,7 +60,8 @@ def _fields(path: str, value: Any) -> Iterator[tuple[str, str]]:
         case _ if callable(getattr(value, "as_text", None)):  # a lowered program
             yield from _lines(path, value.as_text())
         case _:
-            yield from _lines(path, _repr(path, value))
+            text = _repr(path, value)
+            yield from _lines(path, text) if "\n" in text else [(path, text)]
 
 
 def _children(path: str, what: str, items: Iterator[tuple[str, Any]], some: bool) -> Iterator[tuple[str, str]]:
@@ -68,6 +69,14 @@ def _children(path: str, what: str, items: Iterator[tuple[str, Any]], some: bool
         yield path, f"no {what}"
     for name, child in items:
         yield from _fields(name, child)
+
+
+def _labelled(path: str, items: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Items by number, or by their own `path` (as the decisions of a layout have one)."""
+    paths = [item.get("path") if isinstance(item, Mapping) else getattr(item, "path", None) for item in items]
+    named = all(isinstance(own, str) for own in paths) and len(set(paths)) == len(paths)
+    for number, (own, item) in enumerate(zip(paths, items, strict=True)):
+        yield f"{path}[{own if named else number}]", item
 
 
 def _join(path: str, name: str) -> str:

@@ -110,7 +110,7 @@ class _Stranger(Exception):
 
 
 def _arrive(place: Place, facts: ProcessFacts, end: float, timeout: float) -> str:
-    why = "it was not tried"
+    why, met = "it was not tried", ""
     stranger_since: float | None = None
     next_note = time.monotonic() + 10
     while time.monotonic() < end:
@@ -118,6 +118,7 @@ def _arrive(place: Place, facts: ProcessFacts, end: float, timeout: float) -> st
             return _ask(place, facts, end)
         except _Stranger as error:
             why, stranger_since = str(error), stranger_since or time.monotonic()
+            met = f"; earlier, {why}"
             if time.monotonic() - stranger_since > STRANGER_SECONDS:
                 break
         except OSError as error:
@@ -129,7 +130,7 @@ def _arrive(place: Place, facts: ProcessFacts, end: float, timeout: float) -> st
     if stranger_since is not None:
         said = f"came to {place.coordinator}, where {why}: its job has begun without it, or the port is another job's"
         raise _error(place, Fault((place.rank,), said, OTHER_JOB))
-    said = f"did not arrive: nothing answers at {place.coordinator} after {timeout:.0f} s ({why}); {facts} waited"
+    said = f"did not arrive: nothing answers at {place.coordinator} after {timeout:.0f} s ({why}{met}); {facts} waited"
     remedy = (
         "if there are several hosts, the address of rank 0's: this one is every host's own" if place.local else None
     )

@@ -111,6 +111,10 @@ class Parent:
     weak: bool = False
     lines: Lines = field(default_factory=Lines)
 
+    @property
+    def ended(self) -> bool:
+        return self.state in ("gone", "done")
+
     def listen(self) -> None:
         part = os.read(0, 65536)
         if not part and self.state != "done":
@@ -123,7 +127,7 @@ class Parent:
                 self.state = "done"
 
     def look(self) -> None:
-        if self.state not in ("running", "stopped"):
+        if self.ended:
             return
         try:
             with open(f"/proc/{self.pid}/stat") as file:
@@ -143,9 +147,21 @@ class Parent:
             os.write(1, json.dumps(message).encode() + b"\n")
 
 
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        connection.sendall(json.dumps(message).encode() + b"\n")
+@dataclass
+class Clock:
+    """Time as this process saw it pass: after a pause of its own, nobody else's silence counts."""
+
+    silence: float
+    now: float = field(default_factory=time.monotonic)
+    next_tick: float = 0.0
+
+    def advance(self) -> tuple[bool, bool]:
+        """Read the time; was this process paused, and is it time to look around?"""
+        before, self.now = self.now, time.monotonic()
+        ticks = self.now >= self.next_tick
+        if ticks:
+            self.next_tick = self.now + TICK
+        return self.now - before > max(self.silence / 2, 2 * TICK), ticks
 
 
 @dataclass
@@ -161,40 +177,36 @@ class Hub:
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def run(self) -> None:
+        """Until all are done, or there is a verdict."""
         listener = socket.create_server((self.host, 0), backlog=4096)
-        listener.setblocking(False)
         self.parent.tell({"port": listener.getsockname()[1]})
-        self.members[0] = Member(0, _name(self.parent.pid), time.monotonic())
+        clock = Clock(self.silence)
+        self.members[0] = Member(0, _name(self.parent.pid), clock.now)
         self.selector.register(listener, selectors.EVENT_READ)
         self.selector.register(0, selectors.EVENT_READ)
-        before = next_tick = time.monotonic()
-        while not self._over():
-            ready = self.selector.select(min(TICK, 0.05 if self._troubled() else TICK))
-            now = time.monotonic()
-            if now - before > self.silence / 2:  # this process itself was not running: nobody's silence counts
-                for member in self.members.values():
-                    member.heard = now
-            before = now
+        while not all(member.state == "done" for member in self.members.values()):
+            ready = self.selector.select(0.05 if self._troubled() else TICK)
+            paused, ticks = clock.advance()
             for key, _ in ready:
-                self._serve(key.fileobj, listener, now)
-            if now >= next_tick:
-                next_tick = now + TICK
+                self._serve(key.fileobj, listener, clock.now)
+            if ticks:
                 self.parent.look()
-                for peer in self.peers:
-                    _send(peer, {"beat": 1})
-            self.members[0].hear(self.parent.report(), now)
-            if causes := judge(list(self.members.values()), now, self.silence):
+                self._tell_peers({"beat": 1})
+            self.members[0].hear(self.parent.report(), clock.now)
+            if paused:
+                for member in self.members.values():
+                    member.heard = clock.now
+            if causes := judge(list(self.members.values()), clock.now, self.silence):
                 self._end(causes)
                 return
-        for peer in self.peers:
-            _send(peer, {"closing": 1})
+        self._tell_peers({"closing": 1})
 
     def _troubled(self) -> bool:
         return any(member.failure or member.state == "gone" for member in self.members.values())
 
-    def _over(self) -> bool:
-        """Everyone is done (a member's connection closes after that)."""
-        return self.parent.state == "done" and all(member.state == "done" for member in self.members.values())
+    def _tell_peers(self, message: dict[str, Any]) -> None:
+        for peer in self.peers:
+            _send(peer, message)
 
     def _serve(self, ready: Any, listener: socket.socket, now: float) -> None:
         if ready is listener:
@@ -204,28 +216,24 @@ class Hub:
             self.selector.register(peer, selectors.EVENT_READ)
         elif ready == 0:
             self.parent.listen()
-            if self.parent.state in ("gone", "done"):
+            if self.parent.ended:
                 self.selector.unregister(0)
         else:
             self._hear(ready, now)
 
     def _hear(self, peer: socket.socket, now: float) -> None:
         lines, rank = self.peers[peer]
-        try:
-            part = peer.recv(65536)
-            said = lines.feed(part)
-        except (OSError, ValueError):
-            part, said = b"", []
+        said, open_ = _receive(peer, lines)
         for report in said:
             if rank is None:
                 if report.get("token") != self.token:
-                    part = b""
+                    open_ = False
                     break
                 rank = int(report["rank"])
                 self.peers[peer] = (lines, rank)
                 self.members[rank] = Member(rank, report["name"], now)
             self.members[rank].hear(report, now)
-        if not part:
+        if not open_:
             self.selector.unregister(peer)
             del self.peers[peer]
             peer.close()
@@ -234,65 +242,82 @@ class Hub:
 
     def _end(self, causes: list[list[Any]]) -> None:
         """The verdict for everyone; rank 0 last."""
-        verdict = {"verdict": causes}
-        for peer in self.peers:
-            _send(peer, verdict)
+        self._tell_peers({"verdict": causes})
         end = time.monotonic() + LAST
         while self.peers and (left := end - time.monotonic()) > 0:
             for key, _ in self.selector.select(left):
-                if key.fileobj == 0:
-                    self.selector.unregister(0)
-                elif key.fileobj in self.peers:
+                if key.fileobj in self.peers:
                     self._hear(key.fileobj, time.monotonic())  # type: ignore[arg-type]
-        self.parent.tell(verdict)
+                else:
+                    self.selector.unregister(key.fileobj)
+        self.parent.tell({"verdict": causes})
 
 
-def join(parent: Parent, rank: int, silence: float, address: tuple[str, int], token: str) -> None:
-    """The sentinel of any other rank: report, and pass the verdict on."""
+@dataclass
+class Spoke:
+    """The sentinel of any other rank: reports to the hub, and passes the verdict on."""
+
+    parent: Parent
+    rank: int
+    silence: float
+    address: tuple[str, int]
+    token: str
+
+    def run(self) -> None:
+        """Until the parent is done or gone, or the hub has spoken."""
+        try:
+            hub = socket.create_connection(self.address, timeout=10)
+        except OSError as error:
+            self.parent.tell({"unreachable": str(error)})
+            return
+        hub.settimeout(2)
+        _send(hub, {"token": self.token, "rank": self.rank, "name": _name(self.parent.pid)})
+        self.parent.tell({"joined": 1})
+        if (verdict := self._watch(hub)) is not None:
+            self.parent.tell({"verdict": verdict})
+
+    def _watch(self, hub: socket.socket) -> list[list[Any]] | None:
+        lines, clock = Lines(), Clock(self.silence)
+        selector = selectors.DefaultSelector()
+        selector.register(hub, selectors.EVENT_READ)
+        selector.register(0, selectors.EVENT_READ)
+        heard = clock.now
+        while True:
+            ready = {key.fileobj for key, _ in selector.select(TICK)}
+            paused, _ = clock.advance()
+            if 0 in ready:
+                self.parent.listen()
+                if self.parent.ended:
+                    selector.unregister(0)
+            self.parent.look()
+            _send(hub, self.parent.report())
+            if self.parent.ended and self.parent.failed is None:
+                return None
+            said, open_ = _receive(hub, lines) if hub in ready else ([], True)
+            heard = clock.now if hub in ready or paused else heard
+            for line in said:
+                if "verdict" in line:
+                    return line["verdict"]
+                if "closing" in line:
+                    return None
+            if not open_:
+                return [[0, self.address[0], "is gone, and its sentinel with it"]]
+            if clock.now - heard >= self.silence:
+                return [[0, self.address[0], f"has not been seen for {clock.now - heard:.1f} s, nor has its host"]]
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _receive(connection: socket.socket, lines: Lines) -> tuple[list[dict[str, Any]], bool]:
+    """What has come, and whether more can come."""
     try:
-        hub = socket.create_connection(address, timeout=10)
-    except OSError as error:
-        parent.tell({"unreachable": str(error)})
-        return
-    hub.settimeout(2)
-    _send(hub, {"token": token, "rank": rank, "name": _name(parent.pid)})
-    parent.tell({"joined": 1})
-    lines = Lines()
-    selector = selectors.DefaultSelector()
-    selector.register(hub, selectors.EVENT_READ)
-    selector.register(0, selectors.EVENT_READ)
-    heard = before = time.monotonic()
-    while True:
-        ready = {key.fileobj for key, _ in selector.select(TICK)}
-        now = time.monotonic()
-        heard = now if now - before > silence / 2 else heard
-        before = now
-        if 0 in ready:
-            parent.listen()
-            if parent.state in ("gone", "done"):
-                selector.unregister(0)
-        parent.look()
-        _send(hub, parent.report())
-        if parent.state in ("gone", "done") and parent.failed is None:
-            return
-        if hub in ready:
-            try:
-                part = hub.recv(65536)
-            except OSError:
-                part = b""
-            said = lines.feed(part)
-            heard = now
-            if verdict := next((line for line in said if "verdict" in line), None):
-                parent.tell(verdict)
-                return
-            if any("closing" in line for line in said):
-                return
-            if not part:
-                parent.tell({"verdict": [[0, address[0], "is gone, and its sentinel with it"]]})
-                return
-        elif now - heard >= silence:
-            parent.tell({"verdict": [[0, address[0], f"has not been seen for {now - heard:.1f} s (nor has its host)"]]})
-            return
+        part = connection.recv(65536)
+        return lines.feed(part), bool(part)
+    except (OSError, ValueError):
+        return [], False
 
 
 def _name(pid: int) -> str:
@@ -308,7 +333,7 @@ def main(rank: str, pid: str, silence: str, how: str, *rest: str) -> None:
         Hub(parent, float(silence), host, token).run()
     else:
         host, port, token = rest
-        join(parent, int(rank), float(silence), (host, int(port)), token)
+        Spoke(parent, int(rank), float(silence), (host, int(port)), token).run()
 
 
 if __name__ == "__main__":

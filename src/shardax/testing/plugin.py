@@ -39,13 +39,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames  # pyright: ignore[reportPrivateUsage]
     fixtures: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
     world = _world(*marker.args, **marker.kwargs)
-    try:
-        _pool(pyfuncitem.config).run(_plain(pyfuncitem.obj), **world, **fixtures)
-    except SkippedInProcesses as reason:
-        raise pytest.skip.Exception(str(reason), _use_item_location=True) from None
-    except ProcessesError as error:
-        pytest.fail(str(error), pytrace=False)
+    failure = _run(_pool(pyfuncitem.config), pyfuncitem.obj, {**world, **fixtures})
+    if failure is not None:  # outside the except clause: the message alone, not the story of how it came here
+        raise failure
     return True
+
+
+def _run(pool: ProcessPool, function: Any, arguments: dict[str, Any]) -> BaseException | None:
+    try:
+        pool.run(getattr(function, "__func__", function), **arguments)  # a method gets an instance in each process
+    except SkippedInProcesses as reason:
+        return pytest.skip.Exception(str(reason), _use_item_location=True)
+    except ProcessesError as error:
+        return pytest.fail.Exception(str(error), pytrace=False)
+    return None
 
 
 def _pool(config: pytest.Config) -> ProcessPool:
@@ -55,7 +62,3 @@ def _pool(config: pytest.Config) -> ProcessPool:
 def _world(n: int, devices: int | tuple[int, ...] = 1, timeout: float = 120.0) -> dict[str, Any]:
     """The marker's arguments, under the names that `ProcessPool.run` gives them."""
     return {"processes": n, "devices": devices, "timeout": timeout}
-
-
-def _plain(function: Any) -> Any:
-    return getattr(function, "__func__", function)  # a bound method: the other processes make their own instance
