@@ -509,6 +509,9 @@ def test_the_order_of_extending_makes_no_difference():
     one = sx.PartitionAxis().extend({"layers": "pp", "scale": None})
     other = sx.PartitionAxis().extend({"scale": None}).extend({"layers": "pp"})
     assert one == other and hash(one) == hash(other) and repr(one) == repr(other)
+    assert sx.PartitionAxis(extensions={"scale": None, "layers": "pp"}) == one
+    with pytest.raises(TypeError, match="The rule of 'scale' cannot be 3"):
+        sx.PartitionAxis(extensions={"scale": 3})
 
 
 def test_extend_has_generation_rules_and_refuses_what_register_refuses():

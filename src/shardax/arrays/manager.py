@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, Self, final
 
 import jax
@@ -18,6 +17,7 @@ from shardax.names.axes import PartitionAxis
 from shardax.names.dynamic_axes import DynamicShardingAxes, checked_mode, is_dynamic, mode_for
 from shardax.names.paths import flatten, rebuild
 from shardax.names.registry import REGISTRY
+from shardax.names.spec import OnMisfit
 from shardax.names.tokens import NOT_GIVEN, Axis, NotGiven
 
 _Axes = Sequence[Axis] | DynamicShardingAxes | type[DynamicShardingAxes] | NotGiven | None
@@ -81,12 +81,20 @@ class PartitionManager:
         P('fsdp', None, 'tp')
         """
         axes, mode = _axes_and_mode(axes, mode, dynamic_axes)
-        lay_out = partial(constrain, on_misfit="adapt" if auto_correct else "error", axes=self._paxis)
-        if isinstance(mode, str):
-            spec = self._paxis.resolve_spec(axes, mode)
-            whole = auto_correct or hasattr(x, "shape")
-            return lay_out(x, spec) if whole else _each_leaf(x, lambda leaf: lay_out(leaf, spec))
-        return _each_leaf(x, lambda leaf: lay_out(leaf, self._paxis.resolve_spec(axes, mode_for(mode, leaf.shape))))
+        on_misfit: OnMisfit = "adapt" if auto_correct else "error"
+        paxis = self._paxis
+
+        def lay_out(leaf: Any) -> Any:
+            return constrain(
+                leaf, paxis.resolve_spec(axes, mode_for(mode, leaf.shape)), on_misfit=on_misfit, axes=paxis
+            )
+
+        if not isinstance(mode, str):
+            return _each_leaf(x, lay_out)
+        spec = paxis.resolve_spec(axes, mode)
+        if auto_correct or hasattr(x, "shape"):
+            return constrain(x, spec, on_misfit=on_misfit, axes=paxis)
+        return _each_leaf(x, lay_out)
 
     def resolve(
         self,
@@ -124,6 +132,8 @@ class PartitionManager:
 
 def _axes_and_mode(axes: Any, mode: Any, dynamic_axes: Any) -> tuple[Sequence[Axis], str | int]:
     """What was asked: axes and mode where both are given, else the pair of a DynamicShardingAxes."""
+    if type(axes) in (list, tuple) and isinstance(mode, str):  # asked at every constraint of a program
+        return axes, mode
     if is_dynamic(axes):
         if dynamic_axes is not NOT_GIVEN and dynamic_axes is not None:
             raise AxisRuleError("Two DynamicShardingAxes, one as axes and one as dynamic_axes", remedy="give one")

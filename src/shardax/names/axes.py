@@ -121,7 +121,11 @@ class PartitionAxis:
             object.__setattr__(self, name, value)
         if offences:
             raise AxisRuleError("These fields of PartitionAxis are not mesh axes", offences)
-        object.__setattr__(self, "extensions", tuple(sorted(self.extensions, key=itemgetter(0))))
+        rules = {
+            checked_name(name): rule if isinstance(rule, AxisRule) else AxisRule.of(name, rule)
+            for name, rule in dict(self.extensions).items()
+        }
+        object.__setattr__(self, "extensions", tuple(sorted(rules.items(), key=itemgetter(0))))
 
     def _derived(self, name: str) -> MeshAxes:
         """What a field is when it is not given. The fields it follows come before it in the table."""
