@@ -349,16 +349,15 @@ def train_and_log():
     mesh = jax.sharding.Mesh(devices.reshape(2, -1), ("data", "model"))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     feed = sx.Feed(np.arange(101), sharding, 4, seed=9, policy="pad", epochs=2)
-    saved = folder / "state.json"
-    if saved.exists():
-        feed.restore(json.loads(saved.read_text()))
+    if os.environ["FEED_STATE"]:
+        feed.restore(json.loads(os.environ["FEED_STATE"]))
     with open(folder / f"{os.environ['FEED_RUN']}-{rank}.log", "w", buffering=1) as log:
         for x, _ in feed:
             held = {int(s.index[0].start): np.asarray(s.data).tolist() for s in x.addressable_shards}
             log.write(json.dumps([feed.global_step - 1, held]) + "\n")
             if rank == 0 and feed.global_step % 3 == 0:
                 (folder / "next.json").write_text(json.dumps(feed.state()))
-                (folder / "next.json").rename(saved)
+                (folder / "next.json").rename(folder / "state.json")
             print(f"step {feed.global_step - 1}", flush=True)
             if os.environ["FEED_RUN"] == "first":
                 time.sleep(0.05)
@@ -376,29 +375,27 @@ def logged(folder, run):
 
 
 def test_kill_9_in_the_middle_of_an_epoch_and_the_stream_goes_on(tmp_path):
-    with start_processes(train_and_log, 4, devices=2, env={"FEED_LOG": str(tmp_path), "FEED_RUN": "first"}) as running:
+    log = {"FEED_LOG": str(tmp_path)}
+    with start_processes(train_and_log, 4, devices=2, env={**log, "FEED_RUN": "first", "FEED_STATE": ""}) as running:
         running.wait_for("step 10", timeout=120)
         running.kill(2)
-        for rank in (
-            0,
-            1,
-            3,
-        ):  # in training they would hang in a collective until a time-out; nothing is lost by not waiting
+        for rank in (0, 1, 3):  # in training these would hang in a collective until a time-out: not worth the wait here
             running.kill(rank)
         running.finish(timeout=30)
-    state = json.loads((tmp_path / "state.json").read_text())
+    text = (tmp_path / "state.json").read_text()
+    state = json.loads(text)
     assert 9 <= state["global_step"] < 52
     again = run_processes(
-        train_and_log, 2, devices=2, timeout=120, env={"FEED_LOG": str(tmp_path), "FEED_RUN": "second"}
+        train_and_log, 2, devices=2, timeout=120, env={**log, "FEED_RUN": "second", "FEED_STATE": text}
     )
     assert [process.returncode for process in again] == [0, 0], again
     plan = EpochPlan(101, 4, "pad", seed=9)
     expected = {step: plan.records_at(step)[0].tolist() for step in range(2 * plan.steps_per_epoch)}
     first, second = logged(tmp_path, "first"), logged(tmp_path, "second")
-    assert sorted(second) == list(range(state["global_step"], 52)) and all(
-        second[step] == expected[step] for step in second
-    )
-    assert all(first[step] == expected[step] for step in range(state["global_step"]))
+    assert second == {step: expected[step] for step in range(state["global_step"], 52)}
+    assert {step: first[step] for step in range(state["global_step"])} == {
+        step: expected[step] for step in range(state["global_step"])
+    }
     for epoch in range(2):
         steps = range(26 * epoch, 26 * epoch + 26)
         seen = [(first | second)[step][row] for step in steps for row in range(4) if plan.records_at(step)[1][row]]
