@@ -118,7 +118,7 @@ def twenty(quick: bool) -> Race:
         rounds=5 if quick else 31,
         per=len(paths),
         unit="leaf",
-        goal="paths + first rule at most 0.6 µs per leaf where the walk takes 0.22 (2.7×)",
+        goal="match_partition_rules, which also builds the tree of specs, at most 0.6 µs per leaf where the walk takes 0.22 (2.7×)",
     )
 
 

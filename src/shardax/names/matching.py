@@ -17,7 +17,7 @@ from typing import Any
 from shardax.errors import Offence, RuleError, plural
 from shardax.names.paths import ROOT
 from shardax.names.paths import part as text_of
-from shardax.names.reading import DIGITS, Clause, DigitSets, Word
+from shardax.names.reading import DIGITS, Clause, DigitSets
 from shardax.names.regex import Needle
 
 _MEMO_LIMIT = 1 << 20  # entries; a process that lays out endless different trees must not grow without end
@@ -116,11 +116,14 @@ class Matcher:
         return one & other
 
     def _held_in(self, segment: str) -> tuple[int, int]:
-        one = other = 0
-        lowered = segment.lower()
-        ascii_only = segment.isascii()
-        for (word, folded), (first, second) in self._words:
-            if (word in lowered or not ascii_only) if folded else word in segment:
+        one, other = self._words["is"].get(segment, (0, 0))
+        lowered = segment.lower() if segment.isascii() else None
+        for word, (first, second) in self._words["in"].items():
+            if word in segment:
+                one |= first
+                other |= second
+        for word, (first, second) in self._words["folded"].items():
+            if lowered is None or word in lowered:  # beyond ASCII, letters fold in ways that only `re` knows
                 one |= first
                 other |= second
         return one, other
@@ -207,8 +210,11 @@ def _digit_table(told_apart: Iterable[DigitSets]) -> bytes:
     return bytes.maketrans("".join(sorted(DIGITS)).encode(), "".join(masked).encode())
 
 
-def _choose_words(needles: Sequence[Needle]) -> tuple[tuple[int, int], list[tuple[Word, tuple[int, int]]]]:
-    """Two clauses of each pattern, the rarest ones among all patterns, as bit sets by word.
+_Sides = tuple[int, int]
+
+
+def _choose_words(needles: Sequence[Needle]) -> tuple[_Sides, dict[str, dict[str, _Sides]]]:
+    """Two clauses of each pattern, the rarest ones among all patterns, as bit sets by kind of word and word.
 
     A pattern with fewer clauses has its bit always set: nothing then rules it out on that side.
     """
@@ -218,13 +224,14 @@ def _choose_words(needles: Sequence[Needle]) -> tuple[tuple[int, int], list[tupl
         return rarity[clause], -min(len(word) for word, _ in clause)
 
     always = [0, 0]
-    words: dict[Word, list[int]] = {}
+    words: dict[str, dict[str, list[int]]] = {"is": {}, "in": {}, "folded": {}}
     for place, needle in enumerate(needles):
         best = sorted(needle.reading.clauses, key=merit)[:2]
         for side in range(2):
             if side >= len(best):
                 always[side] |= 1 << place
                 continue
-            for word in best[side]:
-                words.setdefault(word, [0, 0])[side] |= 1 << place
-    return (always[0], always[1]), [(word, (sides[0], sides[1])) for word, sides in words.items()]
+            for word, how in best[side]:
+                words[how].setdefault(word, [0, 0])[side] |= 1 << place
+    chosen = {how: {word: (one, other) for word, (one, other) in sides.items()} for how, sides in words.items()}
+    return (always[0], always[1]), chosen

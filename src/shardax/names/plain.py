@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardax.names.reading import ALONE, DIGITS, Reading
+from shardax.names.reading import ALONE, DIGITS, Reading, words_of
 
 _ATOM = r"[^\\.^$*+?{}\[\]|()]|\\[^0-9A-Za-z|]|\.\*"
 _GROUP = rf"\((?:\?:)?(?:{_ATOM}|\|)*\)"
@@ -70,8 +70,25 @@ def _split_gaps(spelling: str) -> list[str]:
     return texts
 
 
-def plain_search(way: Way) -> Callable[[str], bool]:
-    """Does a path (without a newline) match this way?"""
+def plain_search(ways: list[Way]) -> Callable[[str], bool]:
+    """Does a path (without a newline) match one of these ways?"""
+    if len(ways) == 1:
+        return _search(ways[0])
+    if all(len(way.texts) == 1 and not way.at_start and not way.at_end for way in ways):
+        texts = [way.texts[0] for way in ways]
+
+        def any_text(path: str) -> bool:
+            for text in texts:  # noqa: SIM110 - twice as fast as any()
+                if text in path:
+                    return True
+            return False
+
+        return any_text
+    searches = [_search(way) for way in ways]
+    return lambda path: any(search(path) for search in searches)
+
+
+def _search(way: Way) -> Callable[[str], bool]:
     at_start, at_end = way.at_start, way.at_end
     first, last = way.texts[0], way.texts[-1]
     if len(way.texts) == 1:
@@ -96,11 +113,11 @@ def plain_search(way: Way) -> Callable[[str], bool]:
 
 
 def read_plain(ways: list[Way]) -> Reading:
-    words = [[word for text in way.texts for word in text.split("/") if word] for way in ways]
+    words = [[word for text in way.texts for word in words_of(text)] for way in ways]
     if len({len(way) for way in words}) == 1:  # (q|k)_proj/kernel: each place holds one word or another
-        clauses = [tuple((word, False) for word in dict.fromkeys(place)) for place in zip(*words, strict=True)]
+        clauses = [tuple(dict.fromkeys(place)) for place in zip(*words, strict=True)]
     elif all(words):
-        clauses = [tuple((max(way, key=len), False) for way in words)]
+        clauses = [tuple(max(way, key=lambda word: len(word[0])) for way in words)]
     else:
         clauses = []
     texts = [text for way in ways for text in way.texts]

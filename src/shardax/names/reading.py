@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 DIGITS = frozenset("0123456789")
 ALONE = {digit: frozenset(digit) for digit in DIGITS}
 
-Word = tuple[str, bool]
-"""A text without '/', and whether case is ignored (it is lower-case ASCII then)."""
+Word = tuple[str, Literal["in", "folded", "is"]]
+"""A text without '/' that stands in a segment of the path; there in any case (lower-case ASCII); is the segment."""
 
 Clause = tuple[Word, ...]
-"""Every match holds at least one of these words, within one segment of the path."""
+"""Every match holds at least one of these words."""
 
 DigitSets = frozenset[frozenset[str]]
 
@@ -27,3 +28,16 @@ class Reading:
 
 
 OPAQUE = Reading()
+
+
+def words_of(text: str, folded: bool = False) -> list[Word]:
+    """The words of a text that stands in every match, part by part.
+
+    >>> words_of("layers/17/mlp")
+    [('layers', 'in'), ('17', 'is'), ('mlp', 'in')]
+    """
+    parts = text.split("/")
+    last = len(parts) - 1
+    return [
+        (part, "folded" if folded else "is" if 0 < place < last else "in") for place, part in enumerate(parts) if part
+    ]

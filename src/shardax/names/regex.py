@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from shardax.names.plain import plain_search, plain_ways, read_plain
-from shardax.names.reading import ALONE, DIGITS, OPAQUE, Clause, Reading
+from shardax.names.reading import ALONE, DIGITS, OPAQUE, Clause, Reading, words_of
 
 _compiler: Any
 _parser: Any
@@ -32,7 +32,7 @@ class Needle:
     >>> needle.search("model/layers/3/kernel"), needle.search("model/layers/3/bias")
     (True, False)
     >>> needle.reading.clauses
-    ((('layers', False),), (('kernel', False),))
+    ((('layers', 'in'),), (('kernel', 'in'),))
     """
 
     def __init__(self, pattern: str) -> None:
@@ -40,10 +40,7 @@ class Needle:
         self._tree: Any = None
         ways = plain_ways(pattern)
         if ways:  # nothing to compile, and `str.find` is faster than `re`
-            searches = [plain_search(way) for way in ways]
-            self.search: Callable[[str], bool] = (
-                searches[0] if len(searches) == 1 else lambda path: any(search(path) for search in searches)
-            )
+            self.search: Callable[[str], bool] = plain_search(ways)
             self.reading = read_plain(ways)
             return
         self.search = self._compile_and_search
@@ -98,9 +95,7 @@ class _Reader:
 
     def end_run(self) -> None:
         if self.run:
-            for word in "".join(self.run).split("/"):
-                if word:
-                    self.clauses.append(((word, self.folded),))
+            self.clauses.extend((word,) for word in words_of("".join(self.run), self.folded))
             self.run.clear()
 
     def items(self, items: Any, folded: bool) -> None:
