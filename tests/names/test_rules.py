@@ -3,11 +3,13 @@
 import pickle
 import re
 
+import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
+import shardax as sx
 from shardax.errors import RuleError
 from shardax.names.rules import Match, Rules
 from shardax.names.spec import FREE
@@ -54,6 +56,28 @@ def test_rules_add_up():
     rules = Rules.of({"up": P("tp")}) + [(".*", None)]
     assert len(rules) == 2 and rules.patterns == ("up", ".*")
     assert list(rules) == [("up", P("tp")), (".*", None)]
+
+
+def test_ready_axes_are_targets():
+    rules = Rules.of([("up", sx.ColumnWise), ("down", sx.RowWise()), ("norm", sx.Replicated)])
+    assert [target for _, target in rules] == [sx.ColumnWise.axes, sx.RowWise.axes, sx.Replicated.axes]
+    tree = {"up": jax.ShapeDtypeStruct((8, 8), "float32"), "norm": jax.ShapeDtypeStruct((8,), "float32")}
+    made = sx.layout(tree, rules, "fsdp=2,sp=1,tp=4")
+    assert made.specs == {"up": P(("fsdp", "sp"), "tp"), "norm": P(None)}
+    with pytest.raises(RuleError, match=r"reads its mode from a shape \[rule 'q'\]; would work: its axes alone"):
+        Rules.of({"q": sx.AttnQSharding})
+
+
+def test_logical_axes_as_targets_and_as_resolver_of_a_layout():
+    logical = sx.LogicalRules.of([("embed", "fsdp"), ("mlp", "tp"), ("embed", None)])
+    tree = {"up": jax.ShapeDtypeStruct((8, 16), "float32"), "scale": jax.ShapeDtypeStruct((8,), "float32")}
+    made = sx.layout(tree, {"up": ("embed", "mlp"), "scale": ("embed",)}, "fsdp=2,tp=4", axes=logical)
+    assert made.specs == {"up": P("fsdp", "tp"), "scale": P("fsdp")}
+
+
+def test_the_constructor_reads_lists_and_mappings_too():
+    assert Rules([("up", ["tp"])]) == Rules({"up": ("tp",)}) == Rules.of([("up", ("tp",))])
+    assert hash(Rules([("up", ["tp"])])) == hash(Rules.of({"up": ["tp"]}))
 
 
 def test_table():

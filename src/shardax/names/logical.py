@@ -52,7 +52,8 @@ class LogicalRules:
             raise RuleError(f"semantics={self.semantics!r} is unknown{close}", remedy="'first' (linen) or 'last' (nnx)")
         offences: list[Offence] = []
         entries = tuple(
-            (name, _read_target(place, name, target, offences)) for place, (name, target) in enumerate(self.entries)
+            (name, _read_target(place, name, target, offences))
+            for place, (name, target) in enumerate(read_pairs(self.entries, "rules"))
         )
         if offences:
             remedy = "a rule is (logical axis, mesh axis | tuple of mesh axes | None)"
@@ -70,7 +71,7 @@ class LogicalRules:
         if isinstance(source, cls):
             return source if semantics in (None, source.semantics) else cls(source.entries, semantics, source.mesh_axes)
         rules, document = read_document(source, "logical_axis_rules")
-        return cls(tuple(read_pairs(rules, "rules")), semantics or "first", tuple(document.get("mesh_axes", ())))
+        return cls(rules, semantics or "first", tuple(document.get("mesh_axes", ())))
 
     def spec(self, logical_axes: Any) -> PartitionSpec:
         """The spec of an array whose dimensions have these names; None and FREE stand for themselves.

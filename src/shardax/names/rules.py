@@ -11,11 +11,13 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from shardax.errors import Offence, RuleError, plural
+from shardax.names.dynamic_axes import DynamicShardingAxes
 from shardax.names.layout_file import spec_from_json, spec_to_json
 from shardax.names.matching import Matcher, matcher_of
 from shardax.names.paths import assign
 from shardax.names.ruletext import read_document, read_pairs
 from shardax.names.spec import FREE
+from shardax.names.tokens import MODE_TRAIN
 from shardax.tables import Table
 
 Target = PartitionSpec | tuple[Any, ...] | None
@@ -43,7 +45,7 @@ class Rules:
     """Path patterns in order of precedence, each with its target; parsed once, compared and hashed by content.
 
     A pattern is searched (`re.search`) in the '/'-joined path of a leaf. A target is a `PartitionSpec` of mesh axes, a
-    tuple of names that a `PartitionAxis` (or `LogicalRules`) resolves, or None for replicated.
+    tuple of names that a `PartitionAxis` (or `LogicalRules`) resolves, such as `ColumnWise`, or None for replicated.
 
     >>> rules = Rules.of([("attn/(q|k|v)/kernel", PartitionSpec("fsdp", "tp")), ("bias$", None)])
     >>> print(rules.match("layers/7/attn/q/kernel"))
@@ -58,7 +60,7 @@ class Rules:
         offences: list[Offence] = []
         entries = tuple(
             (_read_pattern(place, pattern, offences), _read_target(place, pattern, target, offences))
-            for place, (pattern, target) in enumerate(self.entries)
+            for place, (pattern, target) in enumerate(read_pairs(self.entries, "rules"))
         )
         try:
             matcher_of(tuple(pattern for pattern, _ in entries))
@@ -79,7 +81,7 @@ class Rules:
         if isinstance(source, cls):
             return source
         rules, _ = read_document(source, "partition_rules")
-        return cls(tuple(read_pairs(rules, "rules")))
+        return cls(rules)
 
     @cached_property
     def patterns(self) -> tuple[str, ...]:
@@ -146,7 +148,7 @@ class Rules:
     @classmethod
     def from_json(cls, data: Any) -> Rules:
         """The inverse of `to_json`."""
-        return cls(tuple((pattern, _target_from_json(target)) for pattern, target in read_pairs(data, "rules")))
+        return cls(tuple((pattern, _target_from_json(target)) for pattern, target in read_pairs(data, "saved rules")))
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -208,6 +210,8 @@ def _read_pattern(place: int, pattern: Any, offences: list[Offence]) -> str:
 
 
 def _read_target(place: int, pattern: Any, target: Any, offences: list[Offence]) -> Target:
+    if _is_dynamic(target) and target.mode == MODE_TRAIN:  # sx.ColumnWise and its kin, as class or instance
+        target = target.axes
     if target is None or isinstance(target, PartitionSpec):
         return target
     if isinstance(target, list | tuple):
@@ -218,7 +222,9 @@ def _read_target(place: int, pattern: Any, target: Any, offences: list[Offence])
         problem = f"{', '.join(map(repr, bad))} {'is' if len(bad) == 1 else 'are'} not the name of an axis"
         offences.append(Offence(f"rule {place}", problem, rule=repr(pattern)))
         return None
-    if isinstance(target, str):
+    if _is_dynamic(target):
+        problem, remedy = f"{target!r} reads its mode from a shape", "its axes alone"
+    elif isinstance(target, str):
         problem, remedy = f"the target {target!r} is one text", f"({target!r},) for the first dimension"
     elif callable(target):
         problem = (
@@ -229,6 +235,12 @@ def _read_target(place: int, pattern: Any, target: Any, offences: list[Offence])
         problem, remedy = f"the target is {target!r}", "PartitionSpec('fsdp', 'tp'), ('embed', 'mlp') or None"
     offences.append(Offence(f"rule {place}", problem, rule=repr(pattern), remedy=remedy))
     return None
+
+
+def _is_dynamic(target: Any) -> bool:
+    if isinstance(target, type):
+        return issubclass(target, DynamicShardingAxes) and hasattr(target, "axes") and hasattr(target, "mode")
+    return isinstance(target, DynamicShardingAxes)
 
 
 def _is_axis(entry: Any) -> bool:
