@@ -186,7 +186,7 @@ def show_target(target: Target) -> str:
 def _show_axis(axis: Any) -> str:
     if isinstance(axis, tuple):
         return "+".join(map(_show_axis, axis))
-    return "_" if axis is None else str(axis)
+    return "_" if axis is None else str(axis).strip("_") or "_"  # tokens are written __LIKE_THIS__
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
