@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -152,16 +153,51 @@ def _broadcast(name: str, specs: Any, tree: Any) -> list[Spec]:
 
 def _from_layout(tree: Any, layout: Layout) -> list[Spec]:
     """A leaf takes the decision of its path; an optimiser's copy ("mu/mlp/kernel") that of the path it ends with."""
-    decisions = layout.by_path
     paths, leaves = flatten(tree)
-    specs: list[Spec] = []
-    for path, leaf in zip(paths, leaves, strict=True):
-        parts = path.split("/")
-        tails = ("/".join(parts[at:]) for at in range(len(parts)))
-        shape = tuple(getattr(leaf, "shape", ()))
-        found = next((decisions[t] for t in tails if t in decisions and decisions[t].shape == shape), None)
-        specs.append(OPEN if found is None else found.fit.spec)
+    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in leaves]
+    specs = [_decided(layout, path.split("/"), shape) for path, shape in zip(paths, shapes, strict=True)]
     return jax.tree.leaves(rebuild(tree, specs), is_leaf=lambda leaf: isinstance(leaf, (Open, PartitionSpec)))
+
+
+# ---- arrays known by their paths only ------------------------------------------------------------------------------
+
+
+def specs_by_path(
+    step: Step, paths: Sequence[str], shapes: Sequence[tuple[int, ...]], in_specs: Any, layout: Any
+) -> list[Spec]:
+    """Specs for the arrays inside stateful arguments: by layouts, and by one spec per argument."""
+    specs = dict(zip([name for name, _ in step.arguments], _per_argument(step, in_specs, "in_specs"), strict=True))
+    layouts = dict(zip([name for name, _ in step.arguments], _per_argument(step, layout, "layout"), strict=True))
+    if isinstance(layout, Layout):
+        layouts["closed over"] = layout
+    return [
+        _by_path(path, shape, _of_argument(path, specs), _of_argument(path, layouts))
+        for path, shape in zip(paths, shapes, strict=True)
+    ]
+
+
+def _of_argument(path: str, given: Mapping[str, Any]) -> Any:
+    return next((found for name, found in given.items() if re.match(rf"{re.escape(name)}($|[.\[])", path)), None)
+
+
+def _by_path(path: str, shape: tuple[int, ...], specs: Any, layout: Any) -> Spec:
+    if isinstance(specs, (PartitionSpec, NamedSharding)):
+        return _spec_of(specs) if shape else PartitionSpec()
+    chosen = specs if isinstance(specs, Layout) else layout
+    if specs is not None and not isinstance(specs, Layout):
+        raise ProofError(
+            f"in_specs for the stateful argument of {path!r} is neither a spec nor a Layout: {type(specs).__name__}",
+            remedy="pass layout=sx.layout(module, rules, mesh), or one spec for all of the argument",
+        )
+    return OPEN if chosen is None else _decided(chosen, re.findall(r"\w+", path), shape)
+
+
+def _decided(layout: Layout, parts: Sequence[str], shape: tuple[int, ...]) -> Spec:
+    """The decision whose path the parts end with, if the shapes agree."""
+    decisions = layout.by_path
+    tails = ("/".join(parts[at:]) for at in range(len(parts)))
+    found = next((decisions[t] for t in tails if t in decisions and decisions[t].shape == shape), None)
+    return OPEN if found is None else found.fit.spec
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

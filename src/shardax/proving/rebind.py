@@ -6,15 +6,12 @@ puts it on the target's mesh.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
@@ -27,13 +24,15 @@ from shardax._compat import (
     subjaxprs,
     traced_shardings,
 )
-from shardax.errors import Offence, ProofError, ShardaxError, did_you_mean
+from shardax.errors import Offence, ProofError, did_you_mean
 from shardax.names.decision import itemsize_of
 from shardax.names.mesh import MeshSpec
 from shardax.names.spec import axes_in, fit_cached
-from shardax.proving.placing import Placed, Spec, check_placed, given_specs, no_layout
-from shardax.proving.step import Step, is_array
+from shardax.proving.placing import Placed, check_placed, no_layout
+from shardax.proving.step import Step
 from shardax.proving.target import Target
+from shardax.proving.tracing import Call, Leaf, own_words, trace_plain, trace_stateful
+from shardax.state.jit import BoundJit, JitWrapped
 
 PLATFORM_NAMES = {"gpu": "cuda"}
 
@@ -74,120 +73,67 @@ class Program:
 
 def lower(step: Step, mesh: MeshSpec, target: Target, in_specs: Any, out_specs: Any, layout: Any) -> Program:
     """Trace the step with the target's mesh in force, put every sharding on that mesh, lower for its platform."""
-    specs = given_specs(step, in_specs, layout)
     abstract = mesh.abstract()
     kind = target.chip.device_kind if target.chip else target.platform
-    traced = _trace(step, specs, abstract, target.platform, kind)
-    asked, results_asked = traced_shardings(traced)
-    flags = step.dynamic(traced.args_info)
-    if any(sharding is not None for sharding in asked):
-        specs = _with_jit(specs, flags, asked)
-        traced = _trace(step, specs, abstract, target.platform, kind)
-    inputs = _placed(step, specs, flags, traced.args_info)
+
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        with own_words(step.name), mesh_to_prove(abstract, target.platform, kind):
+            return step.jitted.trace(*args, **kwargs)
+
+    stateful = isinstance(step.jitted, (JitWrapped, BoundJit))
+    call = (trace_stateful if stateful else trace_plain)(step, trace, abstract, in_specs, layout)
+    inputs = _placed(call.leaves)
     check_placed(inputs, mesh)
-    results, results_asked = _results(traced, results_asked, out_specs)
+    results, results_asked = _results(call, out_specs)
     strange: list[Offence] = []
     rebind_traced(
-        traced,
+        call.traced,
+        [leaf.path for leaf in inputs],
         [NamedSharding(abstract, leaf.spec) for leaf in inputs],
         [None if spec is None else NamedSharding(abstract, spec) for spec in results_asked],
         _rebinder(abstract, strange),
     )
     if strange:
         raise ProofError(f"{step.name} cannot be put on the mesh {mesh}", strange)
-    with _own_words(step.name), only_abstract_mesh(abstract):
-        lowered = traced.lower(lowering_platforms=(PLATFORM_NAMES.get(target.platform, target.platform),))
+    with own_words(step.name), only_abstract_mesh(abstract):
+        lowered = call.traced.lower(lowering_platforms=(PLATFORM_NAMES.get(target.platform, target.platform),))
     data = lowered_program(lowered)
     kept = {at: number for number, at in enumerate(data["kept"])}
     inputs = tuple(replace(leaf, number=kept.get(at)) for at, leaf in enumerate(inputs))
-    return Program(step.name, mesh, data, inputs, results, tuple(unmet_constraints(traced.jaxpr, mesh)))
+    return Program(step.name, mesh, data, inputs, results, tuple(unmet_constraints(call.traced.jaxpr, mesh)))
 
 
-def _trace(step: Step, specs: Sequence[tuple[Spec, str]], mesh: AbstractMesh, platform: str, kind: str) -> Any:
-    given = iter(specs)
-
-    def abstract(leaf: Any) -> Any:
-        spec, _ = next(given)
-        if not is_array(leaf):
-            return leaf
-        sharding = NamedSharding(mesh, spec) if isinstance(spec, PartitionSpec) and _known(spec, mesh) else None
-        weak = bool(getattr(leaf, "weak_type", False))
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
-
-    args = [jax.tree.map(abstract, tree) for tree in step.args]
-    kwargs = {name: jax.tree.map(abstract, step.kwargs[name]) for name in sorted(step.kwargs)}
-    with _own_words(step.name), mesh_to_prove(mesh, platform, kind):
-        return step.jitted.trace(*args, **kwargs)
-
-
-def _known(spec: PartitionSpec, mesh: AbstractMesh) -> bool:
-    return set(axes_in(spec)) <= set(mesh.axis_names)  # unknown ones are reported together, with their paths
-
-
-@contextmanager
-def _own_words(name: str) -> Generator[None]:
-    """A function that does not trace or lower is an error of one screen, with the user's line."""
-    try:
-        yield
-    except ShardaxError:
-        raise
-    except Exception as error:
-        line = next(
-            (
-                f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} ({frame.name})"
-                for frame in reversed(traceback.extract_tb(error.__traceback__))
-                if "/jax/" not in frame.filename
-                and "/shardax/proving/" not in frame.filename
-                and "contextlib" not in frame.filename
-                and "<" not in frame.filename
-            ),
-            name,
-        )
-        concrete = isinstance(error, (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError))
-        text = " ".join(str(error).split("\n\n")[0].split())
-        raise ProofError(
-            f"{name} {'needs concrete values' if concrete else 'does not trace'}",
-            [Offence(line, f"{type(error).__name__}: {text[:600]}")],
-            "name the argument in static=…, or use jax.lax.cond / jnp.where instead of Python's if" if concrete else "",
-        ) from error
-
-
-def _with_jit(specs: Sequence[tuple[Spec, str]], flags: Sequence[bool], asked: Sequence[Any]) -> list[tuple[Spec, str]]:
-    """What `jax.jit(in_shardings=)` says stands between the array's own sharding and what the proof was given."""
-    waiting = iter(asked)
-    merged: list[tuple[Spec, str]] = []
-    for (spec, source), traced in zip(specs, flags, strict=True):
-        sharding = next(waiting) if traced else None
-        own = source not in ("in_specs", "layout")
-        merged.append((sharding.spec, "jit") if own and isinstance(sharding, NamedSharding) else (spec, source))
-    return merged
-
-
-def _placed(step: Step, specs: Sequence[tuple[Spec, str]], flags: Sequence[bool], args_info: Any) -> tuple[Placed, ...]:
-    infos = iter(jax.tree.leaves(args_info))
-    found: list[Placed] = []
-    unplaced: list[tuple[str, Any]] = []
-    for path, leaf, (spec, source), traced in zip(step.leaf_paths(), step.leaves(), specs, flags, strict=True):
-        if not traced:
-            continue
-        info = next(infos)
-        shape = tuple(getattr(leaf, "shape", ()))
-        dtype = leaf.dtype if is_array(leaf) else np.result_type(leaf)
-        if not isinstance(spec, PartitionSpec) and not jnp.issubdtype(dtype, jax.dtypes.prng_key):
-            unplaced.append((path, leaf))
-        given = (spec, source) if isinstance(spec, PartitionSpec) else (PartitionSpec(), "default")
-        found.append(Placed(path, shape, str(dtype), itemsize_of(dtype), *given, bool(info.donated)))
+def _placed(leaves: Sequence[Leaf]) -> tuple[Placed, ...]:
+    unplaced = [
+        (leaf.path, leaf)
+        for leaf in leaves
+        if not isinstance(leaf.spec, PartitionSpec)
+        and leaf.shape
+        and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    ]
     if unplaced:
         raise no_layout(unplaced)
-    return tuple(found)
+    return tuple(
+        Placed(
+            leaf.path,
+            leaf.shape,
+            str(leaf.dtype),
+            itemsize_of(leaf.dtype),
+            leaf.spec if isinstance(leaf.spec, PartitionSpec) and leaf.shape else PartitionSpec(),
+            leaf.source if isinstance(leaf.spec, PartitionSpec) else "default",
+            leaf.donated,
+        )
+        for leaf in leaves
+    )
 
 
-def _results(
-    traced: Any, asked: Sequence[Any], out_specs: Any
-) -> tuple[tuple[Result, ...], list[PartitionSpec | None]]:
+def _results(call: Call, out_specs: Any) -> tuple[tuple[Result, ...], list[PartitionSpec | None]]:
     """The outputs with what was asked of them, and what the jit itself is to ask (a constraint asks in its own way)."""
-    flat, tree = tree_flatten_with_path(traced.out_info)
+    flat, tree = tree_flatten_with_path(call.traced.out_info)
+    _, asked = traced_shardings(call.traced)
     given: list[Any] = [sharding.spec if isinstance(sharding, NamedSharding) else None for sharding in asked]
+    if call.result_specs:
+        given = [old if old is not None else new for old, new in zip(given, call.result_specs, strict=True)]
     if out_specs is not None:
         skeleton = jax.tree.unflatten(tree, list(range(len(flat))))
         wanted: list[Any] = []
@@ -204,16 +150,17 @@ def _results(
                 "out_specs do not follow the structure of the result", [Offence("result", str(error).splitlines()[0])]
             ) from error
         given = [new if new is not None else old for new, old in zip(wanted, given, strict=True)]
-    constrained = _constrained_results(traced.jaxpr)
+    constrained = _constrained_results(call.traced.jaxpr)
+    paths = call.result_paths or tuple("result" + keystr(keys) for keys, _ in flat)
     results = tuple(
         Result(
-            "result" + keystr(keys),
+            path,
             tuple(info.shape),
             str(info.dtype),
             itemsize_of(info.dtype),
             spec if spec is not None else constrained.get(at),
         )
-        for at, ((keys, info), spec) in enumerate(zip(flat, given, strict=True))
+        for at, (path, (_, info), spec) in enumerate(zip(paths, flat, given, strict=True))
     )
     return results, given
 

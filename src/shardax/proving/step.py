@@ -11,6 +11,8 @@ import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardax.errors import Offence, ProofError, did_you_mean
+from shardax.state.jit import jit as stateful_jit
+from shardax.state.kinds import holds_cells
 
 Names = int | str | Sequence[int | str] | None
 
@@ -46,6 +48,8 @@ class Step:
         staged = hasattr(fn, "trace") and hasattr(fn, "lower")
         if staged and donate is None and static is None:
             return cls(fn, args, kwargs, name)
+        if not staged and any(holds_cells(value) for value in (*args, *kwargs.values())):
+            return cls(_stateful(fn, args, kwargs, donate, static), args, kwargs, name)
         positions, names = _placed(fn, args, kwargs, static, "static")
         given, given_names = _placed(fn, args, kwargs, donate, "donate")
         inner = fn
@@ -82,6 +86,16 @@ class Step:
         for name in sorted(self.kwargs):
             flags += [name in kwargs] * len(jax.tree.leaves(self.kwargs[name]))
         return flags
+
+
+def _stateful(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], donate: Names, static: Names) -> Any:
+    if donate == "state" and donate not in parameter_names(fn, len(args)):
+        return stateful_jit(fn, donate="state")
+    positions, names = _placed(fn, args, kwargs, static, "static")
+    given, given_names = _placed(fn, args, kwargs, donate, "donate")
+    return stateful_jit(
+        fn, static_argnums=positions, static_argnames=names, donate_argnums=given, donate_argnames=given_names
+    )
 
 
 def _alike(tree: Any, info: Any) -> bool:

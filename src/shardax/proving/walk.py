@@ -70,6 +70,7 @@ class Walk:
 def reaching(module: HloModule, wanted: Callable[[Instruction], bool]) -> frozenset[str]:
     """The computations in which, or under which, a wanted instruction stands; somebody must call each of them."""
     calls: dict[str, list[tuple[Computation, Instruction]]] = {}
+    applied: set[str] = set()  # to scalars, by a reduction, a sort, a collective: not walked into
     found: list[str] = []
     for computation in module.computations.values():
         if any(map(wanted, computation.instructions)):
@@ -78,10 +79,12 @@ def reaching(module: HloModule, wanted: Callable[[Instruction], bool]) -> frozen
             if _enters(instruction):
                 for callee in _callees(computation, instruction):
                     calls.setdefault(callee, []).append((computation, instruction))
+            else:
+                applied.update(name for _, name in instruction.callees)
     reached = set(found)
     while found:
         name = found.pop()
-        if name not in calls and name != module.entry.name:
+        if name not in calls and name not in applied and name != module.entry.name:
             fail(f"%{name}", "a computation with work in it that nobody calls")
         for computation, instruction in calls.get(name, ()):
             _check_call(module, computation, instruction, name)
