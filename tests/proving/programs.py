@@ -363,6 +363,7 @@ QUIET = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_LOG_DIR": "disabled",
     "TPU_SKIP_MDS_QUERY": "1",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # else the CUDA plugin wants cuDNN to compile for an absent GPU
 }
 
 

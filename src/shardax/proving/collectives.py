@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -193,12 +194,17 @@ class _Context:
             path=argument_path(execution.frame, line.operands[0]) if line.operands else None,
             group_size=size,
             subset=group.subset,
-            rewrite=rewrite or stack.rewrite(op, execution),
+            rewrite=rewrite or stack.rewrite(op, execution) or self._within(group),
             conditional=execution.conditional,
             link="dcn" if across else "ici",
             name=line.name,
             op_name=stack.op_name,
         )
+
+    def _within(self, group: GroupAxes) -> str:
+        """Part of a collective that is done slice by slice."""
+        whole = math.prod(self.mesh[axis] for axis in group.axes)
+        return "within a slice" if self.slice_of is not None and group.size < whole and not group.subset else ""
 
     def _group(self, line: Instruction, across: bool) -> GroupAxes:
         if across:
