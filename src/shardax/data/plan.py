@@ -109,13 +109,13 @@ class EpochPlan:
 
         Only full batches are asked about; a kept tail is left to the caller, who knows which of its rows it loads.
         """
-        step = first
+        step, ahead = first, 1  # one step at first, so that a resumed feed starts at once; then twice as many
+        full = self.steps_per_epoch - (self.tail != self.global_batch)
         while True:
-            _, start = self.epoch_of(step)
-            full = self.steps_per_epoch - (self.tail != self.global_batch)
-            count = min(full - start, max(1, BLOCK // max(1, len(rows))))
+            count = min(full - self.epoch_of(step)[1], ahead, max(1, BLOCK // max(1, len(rows))))
             if count < 1:
                 return
+            ahead *= 2
             records, valid = self.records_of_steps(step, count, rows)
             for line in range(count):
                 yield step + line, records[line], valid[line]
