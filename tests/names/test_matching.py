@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from shardax.errors import RuleError
@@ -15,7 +15,10 @@ from shardax.names.regex import Needle
 
 def naive(patterns, path):
     """The definition: positions of all patterns that `re.search` finds."""
-    return [place for place, pattern in enumerate(patterns) if re.search(pattern, path)]
+    try:
+        return [place for place, pattern in enumerate(patterns) if re.search(pattern, path)]
+    except SystemError:  # a bug of CPython 3.11: possessive quantifiers over groups break its own bookkeeping
+        reject()
 
 
 def check(patterns, paths):

@@ -85,9 +85,8 @@ class PartitionManager:
         paxis = self._paxis
 
         def lay_out(leaf: Any) -> Any:
-            return constrain(
-                leaf, paxis.resolve_spec(axes, mode_for(mode, leaf.shape)), on_misfit=on_misfit, axes=paxis
-            )
+            spec = paxis.resolve_spec(axes, mode_for(mode, leaf.shape), leaf.shape)
+            return constrain(leaf, spec, on_misfit=on_misfit, axes=paxis)
 
         if not isinstance(mode, str):
             return _each_leaf(x, lay_out)
@@ -113,7 +112,8 @@ class PartitionManager:
         P('dp', None, 'tp')
         """
         axes, mode = _axes_and_mode(axes, mode, dynamic_axes)
-        return self._paxis.resolve_spec(axes, mode_for(mode, None if shape is NOT_GIVEN else shape))
+        known = None if isinstance(shape, NotGiven) else shape
+        return self._paxis.resolve_spec(axes, mode_for(mode, known), known)
 
     # ---- a value -----------------------------------------------------------------------------------------------------
 

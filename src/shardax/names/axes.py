@@ -222,14 +222,18 @@ class PartitionAxis:
         """
         return list(_resolved(self, frozen_axes(axes), is_generation(mode), REGISTRY.table))
 
-    def resolve_spec(self, axes: Sequence[Axis], mode: str) -> PartitionSpec:
+    def resolve_spec(self, axes: Sequence[Axis], mode: str, shape: Sequence[int] | None = None) -> PartitionSpec:
         """The PartitionSpec of an array with these axes. One mesh axis over two dimensions is an error here.
+
+        Where the shape is known, a dimension of size 1 (the query of a decoding step) may name an axis that another
+        one uses: nothing of it can be sharded.
 
         >>> import shardax as sx
         >>> sx.PartitionAxis().resolve_spec([sx.BATCH, sx.QUERY_LENGTH, sx.HEAD, sx.HEAD_DIM], sx.MODE_PREFILL)
         P(('fsdp', 'dp'), 'sp', 'tp', None)
         """
-        return _spec(self, frozen_axes(axes), is_generation(mode), REGISTRY.table)
+        whole = frozenset(dim for dim, size in enumerate(shape) if size == 1) if shape is not None else _NO_DIMS
+        return _spec(self, frozen_axes(axes), is_generation(mode), REGISTRY.table, whole)
 
     # ---- the process-wide registry -----------------------------------------------------------------------------------
 
@@ -300,6 +304,8 @@ DECODE: Final[Mapping[str, str]] = {name: f"decode_{name}" for name in FIELDS if
 MESH_TOKENS: Final = tuple(SEMANTIC)[:5]
 """The tokens of the mesh axes themselves, which a field value may use."""
 
+_NO_DIMS: Final[frozenset[int]] = frozenset()
+
 jax.tree_util.register_static(PartitionAxis)
 
 
@@ -310,13 +316,15 @@ def _resolved(paxis: PartitionAxis, axes: tuple[Any, ...], generation: bool, tab
 
 
 @lru_cache(maxsize=4096)
-def _spec(paxis: PartitionAxis, axes: tuple[Any, ...], generation: bool, table: RuleTable) -> PartitionSpec:
-    """What `resolve_spec` answers."""
+def _spec(
+    paxis: PartitionAxis, axes: tuple[Any, ...], generation: bool, table: RuleTable, whole: frozenset[int]
+) -> PartitionSpec:
+    """What `resolve_spec` answers; `whole` are the dimensions of size 1."""
     resolved = _resolved(paxis, axes, generation, table)
-    flat = axes_in(resolved)
+    flat = axes_in(entry for dim, entry in enumerate(resolved) if dim not in whole)
     if len(set(flat)) != len(flat):
-        raise _reader(paxis, generation, table).used_twice(axes)
-    return PartitionSpec(*resolved)
+        raise _reader(paxis, generation, table).used_twice(axes, whole)
+    return PartitionSpec(*(tuple(entry) if isinstance(entry, tuple) else entry for entry in resolved))
 
 
 @lru_cache(maxsize=256)

@@ -120,7 +120,7 @@ class Layout:
         if self.rules is not None:
             won = self.rules.match(path)
             lines[1:1] = [
-                f"  lost: {str(match)} ({f'rule {won.index} came first' if won else decision.rule})"
+                f"  lost: {match!s} ({f'rule {won.index} came first' if won else decision.rule})"
                 for match in self.rules.matches(path)
                 if won is None or match.index != won.index or not decision.rule.startswith("rule ")
             ]

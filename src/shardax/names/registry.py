@@ -7,7 +7,7 @@ therefore sees one consistent state, without a lock, and what was resolved under
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -75,43 +75,20 @@ class RuleTable:
         return hash_fn(self.rules) if self.rules else 0
 
     def with_rules(self, added: Mapping[str, AxisRule], known: Mapping[str, str], override: bool) -> RuleTable:
-        """This table and more rules; an error when a name exists already, or when following them goes in a circle.
+        """This table and more rules; an error when a name exists already.
 
-        `known` says which field each built-in name stands for.
+        `known` says which field each built-in name stands for. A circle of names is found by whoever follows it:
+        until both ends are registered, a name may as well be a mesh axis.
         """
         existing = [name for name in added if name in self.rules or name in known]
         if existing and not override:
             names = ", ".join(map(repr, existing))
             raise AxisRuleError(f"Semantic axis {names} already exists; use override=True to replace it")
-        table = RuleTable({**self.rules, **added})
-        for name in added:
-            table.check_cycle(name, known)
-        return table
+        return RuleTable({**self.rules, **added})
 
     def without(self, name: str) -> RuleTable:
         """This table less one name."""
         return RuleTable({other: rule for other, rule in self.rules.items() if other != name})
-
-    def check_cycle(self, name: str, known: Mapping[str, str]) -> None:
-        """Does following `name` come back to it?"""
-
-        def visit(rule: Any, trail: tuple[str, ...]) -> None:
-            for word in _words(rule):
-                if word in trail:
-                    raise cycle_error((*trail, word), known)
-                if word in self.rules:
-                    visit(self.rules[word].rule, (*trail, word))
-                    visit(self.rules[word].generation, (*trail, word))
-
-        visit(name, ())
-
-
-def _words(rule: Any) -> Iterator[str]:
-    if isinstance(rule, str):
-        yield rule
-    elif isinstance(rule, Sequence):
-        for part in rule:
-            yield from _words(part)
 
 
 def cycle_error(trail: Sequence[str], known: Mapping[str, str]) -> AxisRuleError:

@@ -44,13 +44,30 @@ def _check(axis: Any, dim: int, composite: bool = False) -> None:
         raise AxisTypeError(f"The axis of dim {dim} is a name, None, or a list of those, not {axis!r}")
 
 
+class Composite(tuple[str, ...]):
+    """Mesh axes side by side over one dimension: a tuple that also equals a list of the same names.
+
+    eformer answers with lists where lists were registered; code that compares with them keeps working.
+
+    >>> Composite(("dp", "tp")) == ["dp", "tp"], Composite(("dp", "tp")) == ("dp", "tp")
+    (True, True)
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == (tuple(other) if isinstance(other, list) else other)
+
+    __hash__ = tuple.__hash__
+
+
 def side_by_side(parts: Sequence[MeshAxes]) -> tuple[str, ...] | None:
     """Several answers over one dimension, flat; None when nothing is left of them.
 
     >>> side_by_side(["tp", None, ("fsdp", "dp")])
     ('tp', 'fsdp', 'dp')
     """
-    return tuple(name for part in parts for name in axes_of(part) if name != EMPTY) or None
+    return Composite(name for part in parts for name in axes_of(part) if name != EMPTY) or None
 
 
 @dataclass(frozen=True)
@@ -129,11 +146,11 @@ class Reader:
             "PartitionAxis.register(name, rule) or paxis.extend({name: rule}) adds a semantic axis",
         )
 
-    def used_twice(self, axes: tuple[Any, ...]) -> SpecError:
+    def used_twice(self, axes: tuple[Any, ...], whole: frozenset[int]) -> SpecError:
         """The error for mesh axes that are used twice: which axes use them, and what to change."""
         users: dict[str, list[tuple[str, int]]] = {}
         for dim, axis in enumerate(axes):
-            for name in _leaves(axis):
+            for name in () if dim in whole else _leaves(axis):
                 for mesh_axis in axes_of(self.read(name)):
                     users.setdefault(mesh_axis, []).append((name, dim))
         offences = [
