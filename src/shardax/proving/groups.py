@@ -65,7 +65,7 @@ def parse_groups(text: str | None, devices: int) -> Groups:
         return (tuple(range(devices)),)
     try:
         groups = _expand(text)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, ZeroDivisionError) as error:
         raise HloParseError("HLO text that cannot be read", [Offence(text[:80], f"groups: {error}")]) from None
     members = [device for group in groups for device in group]
     if len(set(members)) != len(members) or any(device >= devices for device in members):
