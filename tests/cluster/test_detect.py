@@ -12,6 +12,10 @@ def test_nothing_at_all_means_alone():
     assert find_place(environment={}) is None
 
 
+def test_a_process_can_be_told_that_it_is_alone():
+    assert find_place(environment={"WORLD_SIZE": "4", "RANK": "1"}, method="deactivate") is None
+
+
 def test_our_launcher_and_arguments():
     assert find_place(environment=OURS) == Place("127.0.0.1:9", 4, 3, job="j")
     assert find_place("h:1", 2, 0, environment=OURS, method="deactivate") == Place("h:1", 2, 0, job="j")
@@ -38,7 +42,7 @@ def test_slurm_and_open_mpi_are_left_to_jax(monkeypatch):
     [
         ((), {"WORLD_SIZE": "4", "RANK": "1"}, ["does not know its place", "torchrun", 'int(os.environ[\'WORLD_SIZE\'])']),
         ((), {"PMI_SIZE": "4", "PMI_RANK": "1"}, ["an MPI launcher (PMI)"]),
-        ((), {"SLURM_NTASKS": "4", "SLURM_PROCID": "1"}, ["SLURM"]),
+        ((), {"SLURM_NTASKS": "4", "SLURM_PROCID": "1"}, ["SLURM says 4 tasks", "start it with srun"]),
         (("h:1",), {}, ["num_processes: is not given", "process_id: is not given", "srun"]),
         (("h:1", 4, 4), {}, ["rank 4 cannot be", "outside 0..3"]),
         (("h:1", 4, -1), {}, ["rank -1", "outside 0..3"]),

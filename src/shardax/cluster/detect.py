@@ -98,7 +98,7 @@ def find_place(
         found = detect_cluster(*found, method, int(timeout))
     address, size, rank, ids = found
     if address is None or size is None or rank is None:
-        _explain_incomplete(address, size, rank, env)
+        _explain_incomplete(address, size, rank, env, method)
         return None
     bind = bind_address or env.get("JAX_COORDINATOR_BIND_ADDRESS")
     return Place(address, size, rank, None if ids is None else tuple(ids), job or _job_token(env), bind)
@@ -116,7 +116,9 @@ def _job_token(env: Mapping[str, str]) -> str | None:
     return None
 
 
-def _explain_incomplete(address: str | None, size: int | None, rank: int | None, env: Mapping[str, str]) -> None:
+def _explain_incomplete(
+    address: str | None, size: int | None, rank: int | None, env: Mapping[str, str], method: str | None
+) -> None:
     """Raise if something says that there are several processes; silence would make each of them a job of its own."""
     launcher = next(
         (
@@ -127,14 +129,17 @@ def _explain_incomplete(address: str | None, size: int | None, rank: int | None,
         None,
     )
     said = {"coordinator_address": address, "num_processes": size, "process_id": rank}
-    if launcher is None and set(said.values()) == {None}:
+    if (launcher is None or method == "deactivate") and set(said.values()) == {None}:
         return
     missing = [Offence(name, "is not given and was not detected") for name, value in said.items() if value is None]
     remedy = "give all three, or start with srun, mpirun (Open MPI), or shardax launch"
     if launcher:
         name, size_name, rank_name = launcher
         remedy = (
-            f"this looks like {name}, which jax does not detect: sx.initialize('<host of rank 0>:<port>', "
+            f"{name} says {env[size_name]} tasks, but began no step: start it with srun"
+            if name == "SLURM"
+            else f"this looks like {name}, which jax does not detect: sx.initialize('<host of rank 0>:<port>', "
             f"int(os.environ[{size_name!r}]), int(os.environ[{rank_name!r}]))"
         )
+        remedy += "; if it is to run alone, sx.initialize(cluster_detection_method='deactivate')"
     raise ClusterError("this process does not know its place in the job", missing, remedy)

@@ -76,5 +76,14 @@ class GrainSource(PlannedSource):
 
         dataset = grain.MapDataset.source(order).to_iter_dataset(self.options)
         if self.workers:
+            _mark_flags_as_parsed()
             dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=self.workers))
         return iter(dataset)
+
+
+def _mark_flags_as_parsed() -> None:
+    """Grain's workers read flags of absl, which nobody has parsed in a program that does not begin with `absl.app`."""
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
