@@ -71,6 +71,7 @@ class Emission:
         self.cells, self.nodes, self.leaves = cells, nodes, leaves
         self.recipe = Recipe()
         self.values: list[Any] = []
+        self.born: list[Any] = []  # the cells that `recipe.born` describes
         self._seen: dict[int, Ref] = {}
         self._alive: list[Any] = []
 
@@ -92,6 +93,7 @@ class Emission:
         if isinstance(role, Kind):
             return self._node(value, role, mode, alias)
         self._seen[identity] = ref = ("b", len(self.recipe.born))
+        self.born.append(value)
         self.recipe.born.append((role, role.spec(value), self._value(role.get(value))))
         return ref
 

@@ -22,6 +22,8 @@ class Record:
 
     __slots__ = ("cls", "extra", "keys", "kind", "mode", "refs")
 
+    mode: Mode
+
     def __init__(self, kind: Kind, cls: type, keys: tuple[Any, ...], extra: Any, mode: Mode) -> None:
         self.kind, self.cls, self.keys, self.extra, self.mode = kind, cls, keys, extra, mode
         self.refs: list[Ref] = []

@@ -69,6 +69,10 @@ class Kind:
         """How a child is written in a path."""
         return f"[{key!r}]"
 
+    def part(self, cls: type, key: Any) -> Any:
+        """The child's part of a path as filters see it: a name or a number."""
+        return key
+
 
 class ListKind(Kind):
     name, mutable, sequence = "list", True, True
@@ -154,14 +158,21 @@ class PytreeKind(Kind):
         values = [child for _, child in pairs]
         data = treedef.node_data()
         extra = (treedef, Frozen(data[1]) if data is not None else None)
-        keys = tuple(jax.tree_util.keystr(path) for path, _ in pairs)
+        keys = tuple(_plain_key(path[0]) for path, _ in pairs)
         return Opened(keys, values, (self.scalars or mode,) * len(values), extra)
 
     def make(self, cls: type, keys: tuple[Any, ...], values: Sequence[Any], extra: Any) -> Any:
         return jax.tree_util.tree_unflatten(extra[0], values)
 
     def step(self, key: Any) -> str:
-        return str(key)
+        return f".{key}" if isinstance(key, str) else f"[{key!r}]"
+
+
+def _plain_key(entry: Any) -> Any:
+    for name in ("name", "key", "idx"):
+        if hasattr(entry, name):
+            return getattr(entry, name)
+    return str(entry)
 
 
 class Frozen:

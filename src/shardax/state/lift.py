@@ -35,7 +35,7 @@ from shardax.state.environment import Watch, closed_over
 from shardax.state.forms import NONE_CHOSEN, Chosen, Form, argument_names, form_of
 from shardax.state.graph import Graph, Survey, paths_of, survey
 from shardax.state.kinds import holds_cells, role_of
-from shardax.state.lifted import Environment, Lifted, Misplaced, NewlyMet
+from shardax.state.lifted import Environment, Lifted, Misplaced, NewlyMet, Recompile
 from shardax.state.program import Match, Program
 
 _KEPT_PLANS = 32  # per tuple of argument types; each is small, but its static values live as long as it does
@@ -48,6 +48,8 @@ class Options:
     title: str
     static: Chosen = NONE_CHOSEN
     donate: Chosen = NONE_CHOSEN
+    graph: tuple[bool | None, bool | None] = (None, None)  # flax's `graph` and `graph_updates`
+    context: Callable[[], Any] | None = None  # what else the lifted function depends on, as a hashable value
 
 
 @dataclass
@@ -74,10 +76,11 @@ class Gathered:
 class Plan:
     """The verified way from the arguments of one structure to the inputs of one compiled function."""
 
-    __slots__ = ("families", "form", "lifted", "own", "pinned", "plain", "program", "roots", "watch")
+    __slots__ = ("context", "families", "form", "lifted", "own", "pinned", "plain", "program", "roots", "watch")
 
-    def __init__(self, lifted: Lifted, found: Survey, watch: Watch, cells: Sequence[Any]) -> None:
+    def __init__(self, lifted: Lifted, found: Survey, watch: Watch, cells: Sequence[Any], context: Any) -> None:
         form = lifted.form
+        self.context = context
         self.lifted, self.form, self.watch = lifted, form, watch
         self.program = Program(found) if found.levels else None
         self.own = None if len(lifted.own) == len(found.cells) else lifted.own
@@ -207,9 +210,11 @@ class Lift:
                 out, result = self.dispatch(gathered)
                 break
             except NewlyMet as met:
-                self._meet(met.cells)
+                self.meet(met.cells)
             except Misplaced:
                 self.plans.pop(self._types(args, kwargs), None)
+            except Recompile:
+                gathered.lifted.compiled = None
             except TypeError:
                 if not self._misplaced(gathered):
                     raise
@@ -219,7 +224,10 @@ class Lift:
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gathered | None:
         """The call by a plan made earlier, if one still fits."""
         key = self._types(args, kwargs)
+        context = self.options.context() if self.options.context is not None else None
         for place, plan in enumerate(self.plans.get(key, ())):
+            if context is not None and plan.context != context:
+                continue
             gathered = plan.match(args, kwargs)
             if gathered is not None:
                 if place:
@@ -230,11 +238,14 @@ class Lift:
 
     def dispatch(self, gathered: Gathered) -> tuple[Any, Result]:
         """Run the compiled function; compile it first where this is its first call."""
+        return self.compiled(gathered)(*gathered.operands())
+
+    def compiled(self, gathered: Gathered) -> Callable[..., Any]:
+        """What the transform made of the lifted function of a call."""
         lifted = gathered.lifted
-        compiled = lifted.compiled
-        if compiled is None:
-            compiled = lifted.compiled = self.compile(lifted, gathered)
-        return compiled(*gathered.operands())
+        if lifted.compiled is None:
+            lifted.compiled = self.compile(lifted, gathered)
+        return lifted.compiled
 
     @staticmethod
     def _types(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -254,12 +265,14 @@ class Lift:
                 out, result = self.dispatch(gathered)
                 break
             except NewlyMet as met:
-                self._meet(met.cells)
+                self.meet(met.cells)
+            except Recompile:
+                gathered.lifted.compiled = None
         return self.finish(gathered, out, result, inside=True)
 
     # ---- preparing --------------------------------------------------------------------------------------------------
 
-    def _meet(self, cells: list[Any]) -> None:
+    def meet(self, cells: list[Any]) -> None:
         known = set(map(id, self.met))
         self.met += [cell for cell in cells if id(cell) not in known]
         self.skipped.clear()
@@ -276,10 +289,11 @@ class Lift:
             for place, cell in enumerate(found.cells)
             if id(cell) in environment.identities
         }
-        lifted = self._lifted(form, found.graph, environment, pinned)
+        context = self.options.context() if self.options.context is not None else None
+        lifted = self._lifted(form, found.graph, environment, pinned, context)
         environment = lifted.environment
         cells = [found.cells[place] for place in lifted.own] + list(environment.cells)
-        plan = Plan(lifted, found, watch, cells)
+        plan = Plan(lifted, found, watch, cells, context)
         if keep:
             self._keep(self._types(args, kwargs), plan)
         values = [role_of(type(cell)).get(cell) for cell in cells] + found.leaves
@@ -294,8 +308,10 @@ class Lift:
     def _keep(self, key: Any, plan: Plan) -> None:
         self.plans[key] = (plan, *self.plans.get(key, ())[: _KEPT_PLANS - 1])
 
-    def _lifted(self, form: Form, graph: Graph, environment: Environment, pinned: dict[int, int]) -> Lifted:
-        key = (form, graph, tuple(map(id, environment.cells)), tuple(pinned.items()))
+    def _lifted(
+        self, form: Form, graph: Graph, environment: Environment, pinned: dict[int, int], context: Any
+    ) -> Lifted:
+        key = (form, graph, tuple(map(id, environment.cells)), tuple(pinned.items()), context)
         lifted = self.lifted.get(key)
         if lifted is None:
             lifted = Lifted(self.function, form, graph, environment, pinned)
@@ -337,6 +353,13 @@ class Lift:
         for place, spec in recipe.respecs:
             role_of(type(gathered.cells[place])).respec(gathered.cells[place], spec)
         return out if recipe.out is None else made
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.plans.clear()
+        self.lifted.clear()
+        self.met.clear()
+        self.skipped.clear()
 
     # ---- names ------------------------------------------------------------------------------------------------------
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
+from jax.sharding import AxisType
 
 from shardax.state.cells import Family, scope_of
 from shardax.state.effects import Effects, Emission, Result, is_ref
 from shardax.state.forms import Form
 from shardax.state.graph import Builder, Graph, Ref
 from shardax.state.kinds import holds_cells
+from shardax.state.prefixes import Assignment
 
 
 class NewlyMet(Exception):
@@ -22,6 +24,10 @@ class NewlyMet(Exception):
     def __init__(self, cells: list[Any]) -> None:
         super().__init__(cells)
         self.cells = cells
+
+
+class Recompile(Exception):
+    """Raised out of a trace that learnt that it has to be compiled otherwise."""
 
 
 class Misplaced(Exception):
@@ -62,6 +68,8 @@ class Lifted:
         self.size = self.cells + graph.leaves
         self.donate: frozenset[int] = frozenset()
         self.pins: dict[int, Any] = {}  # cell -> the sharding it must come back with
+        self.out_shardings: Any = None  # for a result that goes out as a recipe; see `needs_recipe`
+        self.needs_recipe = False
         self.compiled: Callable[..., Any] | None = None
         self.on_trace: Callable[[Lifted, Sequence[Any], Any], None] | None = None
         self.traces = 0
@@ -84,10 +92,20 @@ class Lifted:
 
     # ---- tracing ----------------------------------------------------------------------------------------------------
 
-    def run(
-        self, donated: Sequence[Any], kept: Sequence[Any], plain: Any, named: Any, given: tuple[Any, Any] = ((), {})
-    ) -> tuple[Any, Result]:
+    def run(self, donated: Any, kept: Any, plain: Any, named: Any, given: Any = ((), {})) -> tuple[Any, Result]:
         """What JAX traces. Stand-ins are built from the structure, so no argument is kept alive by it."""
+        return self.run_pinned(self.pins, donated, kept, plain, named, given)
+
+    def run_pinned(
+        self,
+        pins: dict[int, Any],
+        donated: Sequence[Any],
+        kept: Sequence[Any],
+        plain: Any,
+        named: Any,
+        given: tuple[Any, Any] = ((), {}),
+    ) -> tuple[Any, Result]:
+        """`run`, with the given cells held to shardings."""
         plain, named = (*plain, *given[0]), {**named, **given[1]}
         inputs: list[Any] = [None] * self.size
         for place, value in zip(self.order, (*donated, *kept), strict=True):
@@ -130,15 +148,9 @@ class Lifted:
         written = tuple(
             place for place in range(self.cells) if place in self.donate or not _unchanged(before[place], after[place])
         )
-        values = [self._pin(place, after[place]) for place in written]
+        values = [hold(after[place], pins.get(place)) for place in written]
         self.last = Effects(written, emission.recipe or None)
         return out, Result(self.last, [*values, *emission.values])
-
-    def _pin(self, place: int, value: Any) -> Any:
-        sharding = self.pins.get(place)
-        if sharding is None:
-            return value
-        return jax.lax.with_sharding_constraint(value, sharding)
 
     def _arguments(
         self, stand_ins: Sequence[Any], leaves: Sequence[Any], plain: Any, named: Any
@@ -182,13 +194,41 @@ class Lifted:
         kept.update({id(leaf): len(leaves) + place for place, leaf in enumerate(refs)})
         emission = Emission(cells, {id(node): number for number, node in mutable.items()}, kept)
         emission.changes(mutable, builder.contents, self.graph.records)
-        if holds_cells(out) or any(map(is_ref, jax.tree.leaves(out))):
+        if self.needs_recipe or holds_cells(out) or any(map(is_ref, jax.tree.leaves(out))):
             emission.recipe.out = emission.ref(out, "data", False)
+            self._shard(emission)
             out = None
         return emission, out
 
+    def _shard(self, emission: Emission) -> None:
+        """Hold what a recipe makes to `out_shardings`."""
+        if self.out_shardings is None:
+            return
+        if not self.needs_recipe:
+            self.needs_recipe = True
+            raise Recompile  # jax.jit was given shardings for a result that does not go out as it is
+        recipe = emission.recipe
+        assignment = Assignment(recipe.records, lambda ref: emission.born[ref[1]], "out_shardings")
+        assert recipe.out is not None
+        assignment.root(recipe.out, self.out_shardings, "result")
+        assignment.check()
+        for (tag, number), (sharding, _) in assignment.found.items():
+            if tag in "bv":
+                place = recipe.born[number][2] if tag == "b" else number
+                emission.values[place] = hold(emission.values[place], sharding)
+
 
 _NOTHING: tuple[Any, ...] = ()
+
+
+def hold(value: Any, sharding: Any) -> Any:
+    """Hold a traced value to a sharding, as its mesh wants to be told; None leaves it alone."""
+    if sharding is None:
+        return value
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is not None and any(kind is AxisType.Explicit for kind in mesh.axis_types):
+        return jax.sharding.reshard(value, sharding)
+    return jax.lax.with_sharding_constraint(value, sharding)
 
 
 def _take(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

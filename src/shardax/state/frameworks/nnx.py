@@ -122,6 +122,9 @@ class PytreeKind(Kind):
     def step(self, key: Any) -> str:
         return f".{key}"
 
+    def part(self, cls: Any, key: Any) -> Any:
+        return int(key) if cls._pytree__has_int_keys and key.isdigit() else key
+
 
 class RegisteredKind(Kind):
     """A graph node type that was registered with flax by hand."""

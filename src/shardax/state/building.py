@@ -1,0 +1,240 @@
+"""From one lifted function to one `jax.jit`: its shardings, its donation, and what must come back as it went in."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+
+from shardax._compat import jit_cache_size
+from shardax.names.mesh import current_mesh
+from shardax.state.effects import Effects, Result
+from shardax.state.lift import Gathered, Lift
+from shardax.state.lifted import Lifted
+from shardax.state.prefixes import (
+    Assignment,
+    bind_all,
+    has,
+    has_graph_node,
+    is_mapping_prefix,
+    needs_mesh,
+    per_argument,
+)
+
+
+@dataclass(frozen=True)
+class JitOptions:
+    """The arguments of `jit`."""
+
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: Any
+    static_argnames: Any
+    donate_argnums: Any
+    donate_argnames: Any
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: bool
+    abstracted_axes: Any
+    compiler_options: dict[str, Any] | None
+    donate: str | None
+    graph: bool | None
+    graph_updates: bool | None
+
+    @property
+    def needs_mesh(self) -> bool:
+        """Do the shardings depend on the mesh in force?"""
+        return needs_mesh(self.in_shardings) or needs_mesh(self.out_shardings)
+
+
+def mesh_key() -> Any:
+    """The mesh in force, as part of the key of what was lifted."""
+    return current_mesh()
+
+
+def build(lift: Lift, lifted: Lifted, gathered: Gathered, options: JitOptions) -> Callable[..., Any]:
+    """The compiled callable of one structure."""
+    assigned = _assign(lift, lifted, gathered, options)
+    if assigned is not None:
+        lifted.pins = {n: sharding for n, sharding in enumerate(assigned[: lifted.cells]) if sharding is not None}
+    lifted.out_shardings = options.out_shardings
+    lifted.needs_recipe = has(options.out_shardings, is_mapping_prefix) or has_graph_node(options.out_shardings)
+    donated = _donated_cells(lift, lifted)
+    if options.donate == "state":
+        jax.eval_shape(lifted.run, *gathered.operands())
+        assert lifted.last is not None
+        donated |= frozenset(lifted.last.written)
+    lifted.set_donation(donated)
+    return Keeper(lifted, options, assigned) if lifted.cells else _jit(lifted, options, assigned)
+
+
+def _assign(lift: Lift, lifted: Lifted, gathered: Gathered, options: JitOptions) -> list[Any] | None:
+    """The sharding that `in_shardings` gives every input, or None where it gives none."""
+    if options.in_shardings is None:
+        return None
+    form = lifted.form
+    prefixes = per_argument(options.in_shardings, form, "in_shardings")
+    by_number: list[Any] = [None] * len(lifted.graph.specs)
+    for place, number in enumerate(lifted.own):
+        by_number[number] = gathered.cells[place]
+    for number, place in lifted.pinned.items():
+        by_number[number] = lifted.environment.cells[place]
+    assignment = Assignment(lifted.graph.records, lambda ref: by_number[ref[1]], "in_shardings")
+    names = lift.root_names(form)
+    for place, ref, name in zip(form.stateful, lifted.graph.roots, names, strict=False):
+        assignment.root(ref, prefixes[place], name)
+    assignment.check()
+    cells = [assignment.of(("c", number)) for number in lifted.own] + [None] * len(lifted.environment.cells)
+    for number, place in lifted.pinned.items():
+        cells[len(lifted.own) + place] = assignment.of(("c", number))
+    return cells + [assignment.of(("l", number)) for number in range(lifted.graph.leaves)]
+
+
+def _donated_cells(lift: Lift, lifted: Lifted) -> frozenset[int]:
+    """The cells below arguments that `donate_argnums` or `donate_argnames` name."""
+    donate, form = lift.options.donate, lifted.form
+    positions = donate.at(form.count) if donate else frozenset[int]()
+    given = [place in positions for place in form.stateful] + [name in donate.names for name in form.stateful_names]
+    if not any(given):
+        return frozenset()
+    assignment = Assignment(lifted.graph.records, lambda ref: None, "donate")
+    for ref, donated in zip(lifted.graph.roots, given, strict=True):
+        if donated:
+            assignment.root(ref, None, "")
+    return frozenset(place for place, number in enumerate(lifted.own) if ("c", number) in assignment.found)
+
+
+def _jit(lifted: Lifted, options: JitOptions, assigned: list[Any] | None, run: Any = None) -> Any:
+    form, run = lifted.form, run or lifted.run
+    arguments: dict[str, Any] = {"keep_unused": options.keep_unused, "inline": options.inline}
+    arguments["donate_argnums"] = (0, 4) if form.donated or form.donated_names else (0,) if lifted.donate else ()
+    if options.compiler_options is not None:
+        arguments["compiler_options"] = options.compiler_options
+    if assigned is not None:
+        prefixes = per_argument(options.in_shardings, form, "in_shardings")
+        bound = {place: bind_all(prefix, None, "in_shardings") for place, prefix in prefixes.items()}
+        donated, kept = lifted.part(assigned)
+        shardings: tuple[Any, ...] = (tuple(donated), list(kept), tuple(bound[place] for place in form.plain), None)
+        if form.donated or form.donated_names:
+            shardings += ((tuple(bound[place] for place in form.donated), None),)
+        arguments["in_shardings"] = shardings
+    if options.out_shardings is not None and not lifted.needs_recipe:
+        arguments["out_shardings"] = (bind_all(options.out_shardings, None, "out_shardings"), None)
+    if options.device is None and options.backend is None:
+        return jax.jit(run, **arguments)
+    with warnings.catch_warnings():  # deprecated in jax, documented here: they keep working
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return jax.jit(run, device=options.device, backend=options.backend, **arguments)
+
+
+_get_sharding = attrgetter("sharding")
+
+
+class Keeper:
+    """Calls a jitted function and sees to it that cells come back with the sharding they went in with.
+
+    Cells that `in_shardings` speaks of are placed before the call. For the others XLA chooses the sharding of what is
+    written: whenever a call compiled something new, it is compared with what went in, and where one differs a variant
+    that holds the result to it is compiled and used for these input shardings from then on.
+    """
+
+    def __init__(self, lifted: Lifted, options: JitOptions, assigned: list[Any] | None) -> None:
+        self.lifted, self.options, self.assigned = lifted, options, assigned
+        self.jitted = _jit(lifted, options, assigned)
+        self.variants: dict[Any, Any] = {}
+        self.placed = sorted(lifted.pins)
+        self.wanted = [lifted.pins[place] for place in self.placed]
+        self.seen = self.wanted  # the objects that equalled them last: compared by identity, at C speed
+        self.get = {place: (0, n) for n, place in enumerate(sorted(lifted.donate))}
+        kept = [place for place in range(lifted.size) if place not in lifted.donate]
+        self.get.update({place: (1, n) for n, place in enumerate(kept)})
+
+    def __call__(self, *operands: Any) -> tuple[Any, Result]:
+        moved: dict[int, Any] = {}
+        if self.wanted:
+            operands, moved = self._place(operands)
+        jitted = self.variants.get(self._key(operands), self.jitted) if self.variants else self.jitted
+        before = jit_cache_size(jitted)
+        inputs = self._shardings(operands) if self.lifted.donate else None
+        out, result = jitted(*operands)
+        if jit_cache_size(jitted) != before:
+            result = self._keep(inputs or self._shardings(operands), operands, result)
+        return out, _with_moved(result, moved) if moved else result
+
+    def _value(self, operands: Any, place: int) -> Any:
+        part, number = self.get[place]
+        return operands[part][number]
+
+    def _shardings(self, operands: Any) -> dict[int, Any]:
+        """The shardings of cells that are spread over a mesh."""
+        found: dict[int, Any] = {}
+        for place in range(self.lifted.cells):
+            sharding = getattr(self._value(operands, place), "sharding", None)
+            if isinstance(sharding, NamedSharding) and sharding.num_devices > 1:
+                found[place] = sharding
+        return found
+
+    def _key(self, operands: Any) -> Any:
+        return tuple(self._shardings(operands).items())
+
+    def _place(self, operands: Any) -> tuple[Any, dict[int, Any]]:
+        """Put the cells that `in_shardings` speaks of where it says; those that moved are to be stored."""
+        values = [self._value(operands, place) for place in self.placed]
+        try:
+            now = list(map(_get_sharding, values))
+        except AttributeError:  # a number or a NumPy array, which has none
+            now = [getattr(value, "sharding", None) for value in values]
+        if now == self.seen:
+            return operands, {}
+        if any(isinstance(value, (Tracer, jax.ShapeDtypeStruct)) for value in values):
+            return operands, {}
+        moved = {
+            place: want
+            for place, have, want in zip(self.placed, now, self.wanted, strict=True)
+            if have is None or have != want
+        }
+        if not moved:
+            self.seen = now
+            return operands, {}
+        arrays = jax.device_put([self._value(operands, place) for place in moved], list(moved.values()))
+        new = dict(zip(moved, arrays, strict=True))
+        parts = [list(operands[0]), list(operands[1])]
+        for place, array in new.items():
+            part, number = self.get[place]
+            parts[part][number] = array
+        return (tuple(parts[0]), parts[1], *operands[2:]), new
+
+    def _keep(self, inputs: dict[int, Any], operands: Any, result: Result) -> Result:
+        """After a compilation: hold what came back elsewhere to where it came from."""
+        values = list(result.values)
+        strayed: dict[int, Any] = {}
+        for number, place in enumerate(result.effects.written):
+            want, value = inputs.get(place), values[number]
+            if want is None or not isinstance(value, jax.Array) or isinstance(value, Tracer):
+                continue
+            if len(want.spec) <= value.ndim and not value.sharding.is_equivalent_to(want, value.ndim):
+                strayed[place] = want
+                values[number] = jax.device_put(value, want)
+        if not strayed:
+            return result
+        run = functools.partial(self.lifted.run_pinned, {**self.lifted.pins, **strayed})
+        self.variants[tuple(inputs.items())] = _jit(self.lifted, self.options, self.assigned, run)
+        return Result(result.effects, values)
+
+
+def _with_moved(result: Result, moved: dict[int, Any]) -> Result:
+    effects, values = result.effects, list(result.values)
+    count = len(effects.written)
+    more = {place: array for place, array in moved.items() if place not in effects.written}
+    if not more:
+        return result
+    written = (*effects.written, *more)
+    return Result(Effects(written, effects.recipe), [*values[:count], *more.values(), *values[count:]])

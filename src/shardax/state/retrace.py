@@ -1,0 +1,131 @@
+"""Why a function was traced again, in the words of the caller's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from shardax.state.forms import argument_names
+from shardax.state.graph import Graph, Ref
+from shardax.state.lift import Lift
+from shardax.state.lifted import Lifted
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One trace: the lifted function and the types of its inputs."""
+
+    lifted: Lifted
+    inputs: tuple[Any, ...]
+    given: tuple[Any, Any]
+
+
+class Retraces:
+    """Remembers the last two traces and explains the last one; the text is made when it is asked for."""
+
+    def __init__(self, lift: Lift) -> None:
+        self.lift = lift
+        self.before: Traced | None = None
+        self.now: Traced | None = None
+
+    def record(self, lifted: Lifted, inputs: Sequence[Any], given: Any) -> None:
+        """Take note of a trace."""
+        traced = Traced(lifted, tuple(map(_type, inputs)), jax.tree.map(_type, given))
+        if self.now is not None and self.now.lifted is lifted and _alike(self.now, traced):
+            return  # the same once more: a probe before the real one
+        self.before, self.now = self.now, traced
+
+    @property
+    def last(self) -> str:
+        """The reasons for the last trace, one per line."""
+        if self.now is None:
+            return ""
+        if self.before is None:
+            return "the first call"
+        lines = self._differences(self.before, self.now)
+        return "\n".join(lines) if lines else "the context: mesh, precision, or another setting of jax"
+
+    def _differences(self, old: Traced, new: Traced) -> list[str]:
+        lines = _diff(self._static(old.lifted), self._static(new.lifted))
+        if old.lifted is not new.lifted:
+            lines += _diff(self._structure(old.lifted), self._structure(new.lifted))
+            if set(old.lifted.environment.identities) != set(new.lifted.environment.identities):
+                lines.append("the cells that the function closes over")
+        return lines + _diff(self._types(old), self._types(new))
+
+    def _static(self, lifted: Lifted) -> dict[str, str]:
+        names = argument_names(self.lift.function, lifted.form.count)
+        found = {names[place]: repr(value) for place, value in lifted.form.static}
+        return found | {name: repr(value) for name, value in lifted.form.static_names}
+
+    def _structure(self, lifted: Lifted) -> dict[str, str]:
+        return describe(lifted.graph, self.lift.root_names(lifted.form))
+
+    def _types(self, traced: Traced) -> dict[str, str]:
+        lifted = traced.lifted
+        found = dict(zip(self.lift.cell_paths(lifted), map(str, traced.inputs), strict=False))
+        names = argument_names(self.lift.function, lifted.form.count)
+        plain, named = traced.given
+        for place, tree in zip((*lifted.form.plain, *lifted.form.donated), plain, strict=True):
+            found |= _leaves(names[place], tree)
+        for name, tree in named.items():
+            found |= _leaves(name, tree)
+        return found
+
+
+def _alike(a: Traced, b: Traced) -> bool:
+    return a.inputs == b.inputs and a.given == b.given
+
+
+def _type(value: Any) -> str:
+    def one(leaf: Any) -> str:
+        aval = jax.typeof(leaf)
+        shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+        return f"{dtype}[{','.join(map(str, shape))}]" if shape is not None and dtype is not None else str(aval)
+
+    if hasattr(value, "dtype") or isinstance(value, (int, float, complex)):
+        return one(value)
+    return str(jax.tree.map(one, value))
+
+
+def _leaves(name: str, tree: Any) -> dict[str, str]:
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {name + jax.tree_util.keystr(path): str(leaf) for path, leaf in pairs}
+
+
+def _diff(old: dict[str, str], new: dict[str, str]) -> list[str]:
+    lines = [f"{path}: {old[path]} → {text}" for path, text in new.items() if path in old and old[path] != text]
+    lines += [f"{path}: {text} is new" for path, text in new.items() if path not in old]
+    return lines + [f"{path}: {text} is gone" for path, text in old.items() if path not in new]
+
+
+def describe(graph: Graph, names: Sequence[str]) -> dict[str, str]:
+    """Every path of a graph and what stands there."""
+    found: dict[str, str] = {}
+    first: dict[Ref, str] = {}
+
+    def walk(ref: Ref, path: str) -> None:
+        tag, number = ref
+        if tag == "s":
+            found[path] = repr(number)
+        elif tag == "l":
+            found[path] = "an array"
+        elif ref in first:
+            found[path] = f"the same as {first[ref]}"
+        elif tag == "c":
+            first[ref] = path
+            found[path] = repr(graph.specs[number][1])
+        else:
+            record = graph.records[number]
+            if record.kind.mutable:
+                first[ref] = path
+            found[path] = record.cls.__name__
+            for key, child in zip(record.keys, record.refs, strict=True):
+                walk(child, path + record.kind.step(key))
+
+    for ref, name in zip(graph.roots, names, strict=True):
+        walk(ref, name)
+    return found

@@ -1,0 +1,222 @@
+"""Ahead of time: a call traced, lowered and compiled, one class each whatever framework its cells are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from shardax.errors import CompiledCallError
+from shardax.state.effects import carry_out
+from shardax.state.graph import paths_of
+from shardax.state.lift import Gathered, Lift
+from shardax.state.lifted import Lifted, NewlyMet, Recompile
+
+
+def stage(lift: Lift, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Gathered]:
+    """Trace a call with JAX; returns its traced stage and the call."""
+    while True:
+        gathered = lift.prepare(args, kwargs)
+        try:
+            compiled: Any = lift.compiled(gathered)
+            return getattr(compiled, "jitted", compiled).trace(*gathered.operands()), gathered
+        except NewlyMet as met:
+            lift.meet(met.cells)
+        except Recompile:
+            gathered.lifted.compiled = None
+
+
+def out_info(traced: Any, gathered: Gathered) -> Any:
+    """The result of a traced call as shapes, in the caller's structure."""
+    out, result = traced.out_info
+    recipe = result.effects.recipe
+    if recipe is None or recipe.out is None:
+        return out
+    values = [_shape(value) for value in result.values[len(result.effects.written) :]]
+    nodes = dict[int, Any]()
+
+    def node(number: int) -> Any:
+        record = gathered.lifted.graph.records[number]
+        return nodes.setdefault(number, record.kind.create(record.cls, record.extra))
+
+    return carry_out(recipe, values, gathered.cells, node, gathered.leaves)
+
+
+def _shape(value: Any) -> Any:
+    return jax.tree.map(lambda info: jax.ShapeDtypeStruct(info.shape, info.dtype), value)
+
+
+def _no_nodes(number: int) -> Any:
+    raise LookupError(number)
+
+
+class Stage:
+    """What the three stages share: the call they were made for, seen through the caller's arguments."""
+
+    _inner: Any
+
+    def __init__(self, inner: Any, lift: Lift, gathered: Gathered) -> None:
+        self._inner, self._lift = inner, lift
+        self._lifted: Lifted = gathered.lifted
+        self._gathered = Gathered(gathered.lifted, (), (), _no_nodes, (), (), {}, None)
+        self._count = len(gathered.values)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._lift.options.title})"
+
+    @property
+    def args_info(self) -> Any:
+        """What is known of every argument: `(args, kwargs)` with an info per array; state by its path."""
+        (operands, _) = self._inner.args_info
+        return self._view(operands)
+
+    @property
+    def in_tree(self) -> Any:
+        """The structure of `args_info`."""
+        return jax.tree.structure(self.args_info)
+
+    @property
+    def in_avals(self) -> Any:
+        """The types of the arguments, arranged as `args_info`."""
+        return self._view(self._inner.in_avals[0])
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """Which leaves of `args_info` are donated."""
+        leaves = jax.tree.leaves(self.args_info)
+        return tuple(place for place, info in enumerate(leaves) if getattr(info, "donated", False))
+
+    @property
+    def out_tree(self) -> Any:
+        """The structure of the result."""
+        children = self._inner.out_tree.children()
+        return children[0]
+
+    def _view(self, operands: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Operands of the lifted function, arranged as the caller's arguments."""
+        lifted, form = self._lifted, self._lifted.form
+        inputs: list[Any] = [None] * lifted.size
+        for place, value in zip(lifted.order, (*operands[0], *operands[1]), strict=True):
+            inputs[place] = value
+        names = self._lift.root_names(form)
+        roots = _by_root(lifted, names, inputs)
+        args: list[Any] = [None] * form.count
+        for place, root in zip(form.stateful, roots, strict=False):
+            args[place] = root
+        plain = operands[2] if len(operands) < 5 else (*operands[2], *operands[4][0])
+        for place, value in zip((*form.plain, *form.donated), plain, strict=True):
+            args[place] = value
+        kwargs = dict(operands[3]) if len(operands) < 5 else {**operands[3], **operands[4][1]}
+        kwargs |= dict(zip(form.stateful_names, roots[len(form.stateful) :], strict=True))
+        closed = inputs[len(lifted.own) : lifted.cells]
+        if closed:
+            kwargs["closed over"] = tuple(closed)
+        static = {place for place, _ in form.static}
+        return tuple(value for place, value in enumerate(args) if place not in static), kwargs
+
+
+def _by_root(lifted: Lifted, names: list[str], inputs: Sequence[Any]) -> list[dict[str, Any]]:
+    cells, leaves, _ = paths_of(lifted.graph, names)
+    places = {number: place for place, number in enumerate(lifted.own)}
+    found = [(path, inputs[places[number]]) for number, path in cells.items() if number in places]
+    found += [(path, inputs[lifted.cells + number]) for number, path in leaves.items()]
+    roots: list[dict[str, Any]] = []
+    for name in names:
+        inside = [(path[len(name) :], value) for path, value in found if path.startswith(name)]
+        roots.append({tail.lstrip("."): value for tail, value in inside if not tail or tail[0] in ".["})
+    return roots
+
+
+class Traced(Stage):
+    """A call traced to a jaxpr."""
+
+    def __init__(self, inner: Any, lift: Lift, gathered: Gathered) -> None:
+        super().__init__(inner, lift, gathered)
+        self._out_info = out_info(inner, gathered)
+
+    @property
+    def out_info(self) -> Any:
+        """The result as shapes."""
+        return self._out_info
+
+    @property
+    def jaxpr(self) -> Any:
+        """The program, over flat arrays."""
+        return self._inner.jaxpr
+
+    def lower(self, *, lowering_platforms: tuple[str, ...] | None = None) -> Lowered:
+        """Lower for the current platform, or for others that need not be present."""
+        lowered = self._inner.lower(lowering_platforms=lowering_platforms)
+        return Lowered(lowered, self._lift, self._gathered)
+
+
+class Lowered(Stage):
+    """A call lowered to StableHLO."""
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
+        """Compile for the devices at hand."""
+        return Compiled(self._inner.compile(compiler_options), self._lift, self._gathered)
+
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """The program as text ("stablehlo" or "hlo")."""
+        return self._inner.as_text(dialect=dialect, debug_info=debug_info)
+
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The program as an object of the compiler."""
+        return self._inner.compiler_ir(dialect=dialect)
+
+    def cost_analysis(self) -> Any:
+        """Estimates of the compiler before optimisation."""
+        return self._inner.cost_analysis()
+
+
+class Compiled(Stage):
+    """A compiled call: give it arguments of the structure it was lowered for."""
+
+    def __init__(self, inner: Any, lift: Lift, gathered: Gathered) -> None:
+        super().__init__(inner, lift, gathered)
+        self._call: Callable[..., Any] = inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        gathered = self._lift.find(args, kwargs) or self._lift.prepare(args, kwargs)
+        if gathered.lifted is not self._lifted:
+            raise CompiledCallError(
+                f"{self!r} was lowered for other arguments",
+                remedy="lower again for these, or call the jitted function, which re-traces where it must",
+            )
+        out, result = self._call(*gathered.operands())
+        return self._lift.finish(gathered, out, result)
+
+    call = __call__
+
+    def as_text(self) -> str | None:
+        """The optimised program as text."""
+        return self._inner.as_text()
+
+    def cost_analysis(self) -> Any:
+        """Estimates of the compiler."""
+        return self._inner.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        """Bytes for arguments, results and temporaries, per device."""
+        return self._inner.memory_analysis()
+
+    def runtime_executable(self) -> Any:
+        """The executable of the runtime."""
+        return self._inner.runtime_executable()
+
+    @property
+    def input_shardings(self) -> Any:
+        """The sharding of every argument, arranged as `args_info`."""
+        return self._view(self._inner.input_shardings[0])
+
+    @property
+    def output_shardings(self) -> Any:
+        """The sharding of every array of the result."""
+        return self._inner.output_shardings[0]
+
+    @property
+    def input_layouts(self) -> Any:
+        """The layout of every argument, arranged as `args_info`."""
+        return self._view(self._inner.input_formats[0])
