@@ -1,5 +1,7 @@
 """The index of public names, grouped by the file they come from. `__init__.py` loads each on first use."""
 
+from shardax.arrays.checkpoint import restore_checkpoint as restore_checkpoint
+from shardax.arrays.checkpoint import save_checkpoint as save_checkpoint
 from shardax.arrays.constrain import constrain as constrain
 from shardax.arrays.constrain import get_corrected_named_sharding as get_corrected_named_sharding
 from shardax.arrays.constrain import with_sharding_constraint as with_sharding_constraint
@@ -38,6 +40,8 @@ from shardax.errors import AxisTypeError as AxisTypeError
 from shardax.errors import BarrierError as BarrierError
 from shardax.errors import BatchSizeError as BatchSizeError
 from shardax.errors import ClusterError as ClusterError
+from shardax.errors import CheckpointError as CheckpointError
+from shardax.errors import CheckpointerMissingError as CheckpointerMissingError
 from shardax.errors import CompiledCallError as CompiledCallError
 from shardax.errors import CompilerError as CompilerError
 from shardax.errors import CompilerMissingError as CompilerMissingError

@@ -117,6 +117,14 @@ class PlacementError(ShardaxError, ValueError):
     """Arrays that could not be put under a layout: wrong shape, too large for the device, not addressable."""
 
 
+class CheckpointError(ShardaxError, ValueError):
+    """A checkpoint that is not there, is not for this layout, or does not hold what was saved."""
+
+
+class CheckpointerMissingError(CheckpointError, ImportError):
+    """Checkpoints need orbax, which is not installed."""
+
+
 # ---- state: jit, shard_map and the cells they thread --------------------------------------------------------------
 
 

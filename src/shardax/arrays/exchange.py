@@ -44,7 +44,7 @@ def exchange(arrays: Sequence[jax.Array]) -> list[NDArray[Any]]:
     sends = _packed(arrays, [piece for piece in pieces if piece.sender == jax.process_index()], size)
     readers = [_Reader(whole, [piece for piece in pieces if piece.sender == rank]) for rank in range(len(lengths))]
     for _ in range(-(-max(lengths) // size)):
-        for reader, sent in zip(readers, _all_gather(next(sends)), strict=True):
+        for reader, sent in zip(readers, all_gather_bytes(next(sends)), strict=True):
             reader.feed(sent)
     return whole
 
@@ -126,8 +126,8 @@ class _Reader:
 # ---- the wire -------------------------------------------------------------------------------------------------------
 
 
-def _all_gather(mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The buffers of all processes, in order of rank."""
+def all_gather_bytes(mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The buffers of all processes, all of one size, in order of rank: one row each."""
     first: dict[int, Any] = {}
     for device in jax.devices():
         first.setdefault(device.process_index, device)

@@ -33,7 +33,7 @@ def read_target(tree: Any, target: Any) -> tuple[list[str], list[Any], list[Shar
     paths, leaves = flatten(tree)
     if not leaves:
         raise LeafError("the tree has no leaves", remedy="give a tree of arrays")
-    _check_leaves(paths, leaves)
+    check_leaves(paths, leaves)
     if isinstance(target, Layout):
         shardings = _of_layout(paths, leaves, target)
     else:
@@ -57,7 +57,8 @@ def mesh_of_devices(mesh: AnyMesh) -> Mesh:
 # ---- leaves ---------------------------------------------------------------------------------------------------------
 
 
-def _check_leaves(paths: Sequence[str], leaves: Sequence[Any]) -> None:
+def check_leaves(paths: Sequence[str], leaves: Sequence[Any]) -> None:
+    """Every leaf is an array, an abstract one or a number; what is none of them is listed."""
     problems = [
         Offence(path, f"is {type(leaf).__name__}, not an array")
         for path, leaf in zip(paths, leaves, strict=True)
@@ -75,8 +76,8 @@ def _is_numeric(leaf: Any) -> bool:
     return isinstance(leaf, (bool, int, float, complex))
 
 
-def _dtype_text(dtype: Any, known: dict[str, str]) -> str:
-    """A dtype as JAX will hold it: a NumPy float64 is a float32 unless x64 is enabled."""
+def dtype_text(dtype: Any, known: dict[str, str]) -> str:
+    """A dtype as JAX will hold it, from `known` if it is there: a NumPy float64 is a float32 unless x64 is enabled."""
     text = str(dtype)
     found = known.get(text)
     if found is None:
@@ -102,7 +103,7 @@ def _of_layout(paths: list[str], leaves: list[Any], target: Layout) -> list[Shar
     for decision, leaf in zip(decisions, leaves, strict=True):
         shape = np.shape(leaf)
         dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
-        if shape != decision.shape or _dtype_text(dtype, known) != _dtype_text(decision.dtype, known):
+        if shape != decision.shape or dtype_text(dtype, known) != dtype_text(decision.dtype, known):
             problem = f"is {dtype}{list(shape)}, the layout was made for {decision.dtype}{list(decision.shape)}"
             problems.append(Offence(decision.path, problem))
     if problems:
