@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 31
@@ -49,6 +50,7 @@ class Race:
     unit: str
     rows: tuple[Row, ...]
     goal: str = ""
+    clock: str = "wall"
     kind: str = field(default="race", init=False)
 
     def __getitem__(self, name: str) -> Row:
@@ -102,15 +104,18 @@ def race(
     prepare: Mapping[str, Callable[[], object]] | None = None,
     warmup: int = 1,
     goal: str = "",
+    clock: Literal["wall", "cpu"] = "wall",
     seed: int = 0,
 ) -> Race:
     """Run every contender once a round, in random order, and compare it with the floor of the same round.
 
     `floor` is the first contender unless named. `loops` calls make one sample (for very short calls). `prepare[name]`
     runs untimed before each sample and its result is the contender's argument (fresh inputs to donate, a cold cache).
-    Contenders that work asynchronously must block on their result themselves. The garbage collector is off inside a
+    Contenders that work asynchronously must block on their result themselves. `clock="cpu"` counts this process's own
+    time: for work in one thread of Python, on a machine that others use too. The garbage collector is off inside a
     sample and run between rounds, as `timeit` does.
     """
+    now = _CLOCKS[clock]
     names = list(contenders)
     floor = floor or names[0]
     prepare = prepare or {}
@@ -120,10 +125,10 @@ def race(
     def sample(name: str) -> float:
         call = contenders[name]
         arguments = (prepare[name](),) if name in prepare else ()
-        start = time.perf_counter()
+        start = now()
         for _ in range(loops):
             call(*arguments)
-        return (time.perf_counter() - start) / loops
+        return (now() - start) / loops
 
     for _ in range(warmup):
         for name in names:
@@ -140,7 +145,7 @@ def race(
         if enabled:
             gc.enable()
     rows = tuple(_row(name, samples[name], samples[floor]) for name in contenders)
-    return Race(title, floor, rounds, per, unit, rows, goal)
+    return Race(title, floor, rounds, per, unit, rows, goal, clock)
 
 
 def _row(name: str, own: Sequence[float], floor: Sequence[float]) -> Row:
@@ -150,11 +155,15 @@ def _row(name: str, own: Sequence[float], floor: Sequence[float]) -> Row:
     return Row(name, statistics.median(own) * 1e6, statistics.median(ratios), low, high)
 
 
-def once(call: Callable[[], object]) -> float:
+_CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def once(call: Callable[[], object], clock: Literal["wall", "cpu"] = "wall") -> float:
     """Seconds of one call, for work that is only ever done cold."""
-    start = time.perf_counter()
+    now = _CLOCKS[clock]
+    start = now()
     call()
-    return time.perf_counter() - start
+    return now() - start
 
 
 def simulate_devices(count: int) -> None:
@@ -180,7 +189,8 @@ def markdown(result: Result) -> str:
     lines.insert(1, f"|{'|'.join('-' * (width + 2) for width in widths)}|")
     notes = [f"Goal: {result.goal}."] if result.goal else []
     if isinstance(result, Race):
-        notes.append(f"Medians of {result.rounds} interleaved rounds.")
+        time_of = " of CPU time" if result.clock == "cpu" else ""
+        notes.append(f"Medians{time_of} over {result.rounds} interleaved rounds.")
     return "\n".join([f"### {result.title}\n", *lines, "", " ".join(notes)]).rstrip() + "\n"
 
 
