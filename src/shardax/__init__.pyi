@@ -26,6 +26,7 @@ from shardax.cluster.initialize import Cluster as Cluster
 from shardax.cluster.initialize import initialize as initialize
 from shardax.cluster.launch import launch as launch
 from shardax.cluster.preemption import should_stop as should_stop
+from shardax.cluster.simulate import simulate as simulate
 from shardax.data.feed import Feed as Feed
 from shardax.data.mask import masked_mean as masked_mean
 from shardax.data.plan import EpochPlan as EpochPlan
@@ -39,9 +40,9 @@ from shardax.errors import AxisRuleError as AxisRuleError
 from shardax.errors import AxisTypeError as AxisTypeError
 from shardax.errors import BarrierError as BarrierError
 from shardax.errors import BatchSizeError as BatchSizeError
-from shardax.errors import ClusterError as ClusterError
 from shardax.errors import CheckpointError as CheckpointError
 from shardax.errors import CheckpointerMissingError as CheckpointerMissingError
+from shardax.errors import ClusterError as ClusterError
 from shardax.errors import CompiledCallError as CompiledCallError
 from shardax.errors import CompilerError as CompilerError
 from shardax.errors import CompilerMissingError as CompilerMissingError
@@ -68,6 +69,7 @@ from shardax.errors import ProofError as ProofError
 from shardax.errors import ProofFailure as ProofFailure
 from shardax.errors import ReplicaError as ReplicaError
 from shardax.errors import RuleError as RuleError
+from shardax.errors import ShardMapError as ShardMapError
 from shardax.errors import ShardaxError as ShardaxError
 from shardax.errors import SharderError as SharderError
 from shardax.errors import SharderStateError as SharderStateError
@@ -173,6 +175,7 @@ from shardax.names.tokens import TP as TP
 from shardax.names.tokens import VOCAB as VOCAB
 from shardax.proving.buffers import Buffer as Buffer
 from shardax.proving.buffers import largest_buffers as largest_buffers
+from shardax.proving.case import Case as Case
 from shardax.proving.checks import assert_collectives as assert_collectives
 from shardax.proving.checks import assert_donated as assert_donated
 from shardax.proving.checks import assert_fits as assert_fits
@@ -202,6 +205,8 @@ from shardax.state.cells import RngState as RngState
 from shardax.state.cells import State as State
 from shardax.state.jit import JitWrapped as JitWrapped
 from shardax.state.jit import jit as jit
+from shardax.state.shard_map import ShardMapped as ShardMapped
+from shardax.state.shard_map import shard_map as shard_map
 from shardax.state.stages import Compiled as Compiled
 from shardax.state.stages import Lowered as Lowered
 from shardax.state.stages import Traced as Traced

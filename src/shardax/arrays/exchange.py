@@ -136,7 +136,9 @@ def all_gather_bytes(mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
     apart, together = NamedSharding(mesh, PartitionSpec("process")), NamedSharding(mesh, PartitionSpec())
     local = jax.device_put(mine[None], first[jax.process_index()])
     sent = jax.make_array_from_single_device_arrays((len(devices), mine.size), apart, [local])
-    return np.asarray(jax.jit(_identity, out_shardings=together)(sent).addressable_data(0))
+    with jax.set_mesh(mesh):  # the caller's mesh has other devices, and jit would refuse ours
+        gathered = jax.jit(_identity, out_shardings=together)(sent)
+    return np.asarray(gathered.addressable_data(0))
 
 
 def _identity(x: Any) -> Any:

@@ -264,8 +264,12 @@ def paths_of(graph: Graph, names: Sequence[str]) -> tuple[dict[int, str], dict[i
             elif tag == "n" and number not in nodes:
                 nodes[number] = path
                 record = graph.records[number]
-                following += [
-                    (ref, path + record.kind.step(key)) for ref, key in zip(record.refs, record.keys, strict=True)
-                ]
+                following += [(ref, path + _step(record, key)) for ref, key in zip(record.refs, record.keys, strict=True)]
         queue = following
     return cells, leaves, nodes
+
+
+def _step(record: Record, key: Any) -> str:
+    """One step of a path; a namedtuple (optax's states) has names, which rules know."""
+    fields = getattr(record.cls, "_fields", None)
+    return f".{fields[key]}" if fields and isinstance(key, int) else record.kind.step(key)
