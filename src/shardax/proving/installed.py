@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform as machine
 import re
+import shutil
 from collections.abc import Mapping
 
 OLDEST_LIBTPU = (0, 0, 36)  # 0.0.17 kills its process; 0.0.36 is the oldest that was tried and works
@@ -48,8 +49,15 @@ def chosen_libtpu() -> str:
 def _missing_cuda() -> str | None:
     if not any(package_version(f"jax-cuda{major}-plugin") for major in (13, 12)):
         return "the CUDA plugin of JAX (jax-cuda13-plugin) is not installed"
-    nvcc = ("nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12")
-    return None if any(map(package_version, nvcc)) else "nvidia-cuda-nvcc (ptxas) is not installed"
+    if any(map(package_version, ("nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12"))) or _own_ptxas():
+        return None
+    return "nvidia-cuda-nvcc (ptxas) is not installed"
+
+
+def _own_ptxas() -> bool:
+    """A CUDA toolkit of the machine serves as well as the wheel."""
+    toolkits = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
+    return bool(shutil.which("ptxas")) or any(os.path.exists(f"{home}/bin/ptxas") for home in toolkits if home)
 
 
 def package_version(name: str) -> str | None:

@@ -13,7 +13,7 @@ from shardax.errors import CompilerError, Offence
 from shardax.names.mesh import MeshLike, MeshSpec, required_mesh
 from shardax.names.spec import canonical, shard_count
 from shardax.proving.buffers import largest_buffers
-from shardax.proving.chips import chips
+from shardax.proving.chips import Chip, chips
 from shardax.proving.compiling import compile_for, quiet_start
 from shardax.proving.cost import Estimate, Link, estimate
 from shardax.proving.flops import flops, opaque_calls
@@ -139,12 +139,15 @@ def read_answer(program: Program, target: Target, answer: Mapping[str, Any], thr
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
+def chip_of(target: Target, device_kind: str = "") -> Chip | None:
+    """The chip of a target; a local GPU is known by its kind."""
+    return target.chip or next((found for found in chips().values() if found.device_kind == device_kind), None)
+
+
 def usable_memory(target: Target, device_kind: str = "") -> int | None:
-    """Bytes that one device of the target gives to programs; a local GPU is known by its kind."""
-    if target.chip is not None:
-        return target.chip.hbm_usable
-    known = {found.device_kind: found.hbm_usable for found in chips().values()}
-    return known.get(device_kind)
+    """Bytes that one device of the target gives to programs."""
+    found = chip_of(target, device_kind)
+    return None if found is None else found.hbm_usable
 
 
 def _groups(program: Program) -> list[tuple[str, int]]:
@@ -247,17 +250,12 @@ def _shards(spec: PartitionSpec, mesh: MeshSpec) -> int:
 
 
 def _estimate(target: Target, answer: Mapping[str, Any], module: HloModule, ledger: Ledger) -> Estimate | None:
-    chip = target.chip
-    if chip is None:
-        return None
-    return estimate(module, ledger, chip, links_of(target, answer["axes"]))
+    chip = chip_of(target, answer["device_kind"])
+    return None if chip is None else estimate(module, ledger, chip, links_of(target, chip, answer["axes"]))
 
 
-def links_of(target: Target, axes: Mapping[str, Any]) -> dict[str, Link]:
+def links_of(target: Target, chip: Chip, axes: Mapping[str, Any]) -> dict[str, Link]:
     """What carries each mesh axis: the torus dimensions it runs along, the switch, or the network."""
-    chip = target.chip
-    if chip is None:
-        return {}
     one_way = chip.link_bandwidth / (2 if chip.torus else 1)
     links: dict[str, Link] = {}
     for name, facts in axes.items():
