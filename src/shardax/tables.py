@@ -106,3 +106,16 @@ def show_count(count: float) -> str:
             scaled = count / (limit / 1e3) if unit else count
             return f"{scaled:.3g}{unit}"
     return f"{count:.3g}"
+
+
+def show_flops(count: float) -> str:
+    """Floating-point operations for people, in decimal units: never to be taken for bytes.
+
+    >>> show_flops(950), show_flops(368_293_445_632), show_flops(6.11e14), show_flops(2.5e19)
+    ('950 FLOP', '368 GFLOP', '611 TFLOP', '25 EFLOP')
+    """
+    size, units = float(count), iter(("", "k", "M", "G", "T", "P", "E"))
+    unit = next(units)
+    while abs(size) >= 999.5 and unit != "E":
+        size, unit = size / 1000, next(units)
+    return f"{size:.3g} {unit}FLOP"

@@ -14,7 +14,7 @@ from shardax.proving.collectives import Collective
 from shardax.proving.hlo import HloModule
 from shardax.proving.ledger import Ledger
 from shardax.proving.traffic import Kernel, kernels
-from shardax.tables import Table, show_bytes, show_count
+from shardax.tables import Table, show_bytes, show_flops
 
 # A rate that a data sheet does not give is at least that of a wider type, else taken from the type it is computed in.
 _STAND_INS = {
@@ -106,7 +106,7 @@ class Estimate:
     def table(self) -> Table:
         """Every bound with what it comes from."""
         rows = [
-            ("compute", _show(self.compute_seconds), f"{show_count(self.flops)} FLOPs"),
+            ("compute", _show(self.compute_seconds), show_flops(self.flops)),
             ("HBM", _show(self.hbm_seconds), f"{show_bytes(self.hbm_bytes)} read and written"),
             ("dispatch", _show(self.dispatch_seconds), "kernel launches"),
             *((str(time), _show(time.seconds), "collectives") for time in self.link_seconds),

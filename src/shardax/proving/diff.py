@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardax.errors import Offence
 from shardax.proving.lock import lock_differences
 from shardax.proving.proof import Proof
-from shardax.tables import Table, show_bytes, show_count
+from shardax.tables import Table, show_bytes, show_count, show_flops
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,11 @@ def diff(before: Proof | str | Path, after: Proof | str | Path) -> ProofDiff:
 
 
 def _numbers(one: Proof, other: Proof) -> Iterator[tuple[str, str, str, str]]:
-    def row(what: str, old: float, new: float, show: type[str] | object = show_bytes) -> tuple[str, str, str, str]:
-        shown = show_bytes if show is show_bytes else show_count
+    def row(what: str, old: float, new: float, show: Callable[[float], str] = show_bytes) -> tuple[str, str, str, str]:
         return (
             what,
-            shown(old),
-            shown(new),
+            show(old),
+            show(new),
             f"{(new - old) / old:+.1%}" if old and old != new else "" if old == new else "new",
         )
 
@@ -59,7 +58,7 @@ def _numbers(one: Proof, other: Proof) -> Iterator[tuple[str, str, str, str]]:
     yield row("peak per device", one.memory.peak, other.memory.peak)
     yield row("sent by each device", one.ledger.wire_bytes, other.ledger.wire_bytes)
     yield row("collectives", one.ledger.executions, other.ledger.executions, show_count)
-    yield row("FLOPs per device", one.flops, other.flops, show_count)
+    yield row("work per device", one.flops, other.flops, show_flops)
     if one.estimate and other.estimate:
         old, new = one.estimate.seconds, other.estimate.seconds
         yield "seconds at least", f"{old:.3g}", f"{new:.3g}", f"{(new - old) / old:+.1%}" if old != new else ""

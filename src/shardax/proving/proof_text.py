@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardax.errors import plural
-from shardax.tables import show_bytes, show_count
+from shardax.tables import show_bytes, show_flops
 
 Proof = Any  # proof.py stands above this file: a proof knows how to print itself
 WIDTH = 118
@@ -59,7 +59,7 @@ def _memory(proof: Proof) -> Iterator[str]:
 def _work(proof: Proof) -> Iterator[str]:
     if proof.refusal:
         return
-    text = f"work        {show_count(proof.flops)} FLOPs per device, {show_count(proof.total_flops)} in all"
+    text = f"work        {show_flops(proof.flops)} per device, {show_flops(proof.total_flops)} in all"
     estimate = proof.estimate
     if estimate is not None:
         text += (
