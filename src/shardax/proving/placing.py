@@ -11,10 +11,10 @@ from typing import Any, cast
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardax.errors import Offence, ProofError, plural
+from shardax.errors import MeshConflictError, Offence, ProofError, plural
 from shardax.names.decision import itemsize_of
 from shardax.names.layout import Layout
-from shardax.names.mesh import MeshSpec
+from shardax.names.mesh import AnyMesh, MeshSpec, describe_briefly, same_mesh
 from shardax.names.paths import flatten, rebuild
 from shardax.names.spec import as_spec, axes_in, fit_cached, shard_count
 from shardax.proving.step import Step, is_array
@@ -60,6 +60,22 @@ class Placed:
         close = self.path.find("]", end) if self.path[end : end + 1] == "[" else -1
         dot = next((at for at in range(end + 1, len(self.path)) if self.path[at] in "[."), len(self.path))
         return self.path[: close + 1 if close > 0 else dot]
+
+
+def mesh_of_layouts(*given: Any) -> AnyMesh | None:
+    """The mesh that the layouts among the values were made for: who has a layout has said its mesh already."""
+    meshes = [
+        each.mesh
+        for each in jax.tree.leaves(given, is_leaf=lambda x: isinstance(x, Layout))
+        if isinstance(each, Layout)
+    ]
+    if any(not same_mesh(meshes[0], other) for other in meshes[1:]):
+        raise MeshConflictError(
+            "the layouts were made for different meshes",
+            [Offence(f"layout {at}", describe_briefly(mesh)) for at, mesh in enumerate(meshes)],
+            "pass mesh=… to say which one is meant",
+        )
+    return meshes[0] if meshes else None
 
 
 def given_specs(step: Step, in_specs: Any, layout: Any) -> list[tuple[Spec, str]]:
