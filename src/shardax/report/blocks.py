@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from shardax.errors import LeafError, SpecError
-from shardax.names.spec import axes_of, entries_of, fit
+from shardax.names.mesh import AnyMesh
+from shardax.names.spec import SpecLike, as_spec, axes_of, entries_of, fit
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def blocks_of(value: Any, shape: Sequence[int] | None = None) -> Blocks:
         )
     known = tuple(value.shape) if shape is None and not isinstance(value, Sharding) else shape
     if isinstance(sharding, NamedSharding):
-        return _named_blocks(sharding, None if known is None else tuple(known))
+        return blocks_of_spec(sharding.spec, sharding.mesh, None if known is None else tuple(known))
     if known is None:
         raise SpecError(
             f"drawing a {type(sharding).__name__} needs the shape of its array", remedy="draw(sharding, shape)"
@@ -55,24 +56,35 @@ def blocks_of(value: Any, shape: Sequence[int] | None = None) -> Blocks:
     return _mapped_blocks(sharding, tuple(known))
 
 
-def _named_blocks(sharding: NamedSharding, shape: tuple[int, ...] | None) -> Blocks:
-    mesh = sharding.mesh
-    rank = len(shape) if shape is not None else max(1, len(sharding.spec))
-    entries = [axes_of(entry) for entry in entries_of(sharding.spec, rank)]
-    sizes = dict(mesh.shape)
-    counts = tuple(math.prod(sizes[axis] for axis in axes) for axes in entries)
+def blocks_of_spec(spec: SpecLike, mesh: AnyMesh, shape: tuple[int, ...] | None) -> Blocks:
+    """The blocks that a spec cuts a shape into; without a shape, as many elements as blocks."""
+    given = as_spec(spec)
+    rank = len(shape) if shape is not None else max(1, len(given))
+    entries = [axes_of(entry) for entry in entries_of(given, rank)]
+    sizes = {str(name): size for name, size in mesh.shape.items()}
+    counts = tuple(math.prod(sizes.get(axis, 1) for axis in axes) for axes in entries)
     if shape is None:
         shape = counts
-    fit(sharding.spec, shape, mesh)
-    ids = [device.id for device in mesh.devices.flat] if isinstance(mesh, Mesh) else range(mesh.size)
+    fit(given, shape, mesh)
     names = [str(name) for name in mesh.axis_names]
     holders: dict[tuple[int, ...], list[int]] = {place: [] for place in np.ndindex(*counts)}
-    for device, coordinate in zip(ids, np.ndindex(*mesh.axis_sizes), strict=True):
+    for device, coordinate in zip(_device_numbers(mesh), np.ndindex(*mesh.axis_sizes), strict=True):
         at = dict(zip(names, coordinate, strict=True))
         holders[tuple(_linear(axes, at, sizes) for axes in entries)].append(device)
-    title = f"{sharding.spec} on {', '.join(f'{name}={size}' for name, size in sizes.items())}"
+    title = f"{given} on {', '.join(f'{name}={size}' for name, size in sizes.items())}"
     text = tuple("+".join(axes) for axes in entries)
     return Blocks(shape, counts, {place: tuple(found) for place, found in holders.items()}, text, title)
+
+
+def _device_numbers(mesh: AnyMesh) -> list[int]:
+    """Device ids; in several slices, where ids start at 100000, their rank among the mesh's."""
+    if not isinstance(mesh, Mesh):
+        return list(range(mesh.size))
+    ids = [device.id for device in mesh.devices.flat]
+    if max(ids) < 100_000:
+        return ids
+    rank = {device: place for place, device in enumerate(sorted(ids))}
+    return [rank[device] for device in ids]
 
 
 def _linear(axes: tuple[str, ...], at: dict[str, int], sizes: dict[str, int]) -> int:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from shardax.names.mesh import MeshSpec
-from shardax.report.blocks import Blocks, blocks_of, devices_in_words
+from shardax.names.mesh import AnyMesh, MeshSpec
+from shardax.names.spec import SpecLike
+from shardax.report.blocks import Blocks, blocks_of, blocks_of_spec, devices_in_words
 from shardax.report.mesh_drawing import MeshDrawing, draw_mesh
-from shardax.report.svg import Svg, colour
+from shardax.report.palette import ink, ramp
+from shardax.report.svg import Svg
+from shardax.report.values import Span
 
 MOST_ROWS, MOST_COLUMNS, MOST_PANELS = 16, 16, 8
+PAPER, CELL = 460.0, 26.0
 
 
 @dataclass(frozen=True)
@@ -36,51 +40,83 @@ class Drawing:
     column_dim: int | None
     panels: tuple[Panel, ...]
     left_out: int
+    name: str = ""
 
     def __str__(self) -> str:
-        parts = [self.caption]
-        for panel in self.panels:
-            parts += [panel.label] if panel.label else []
-            parts += list(_boxes([[_cell_text(cell) for cell in row] for row in panel.cells]))
-        if self.left_out:
-            parts.append(f"… and {self.left_out} more panels")
-        return "\n".join(parts)
+        return "\n".join("".join(span.text for span in line) for line in self.spans())
 
     @property
     def caption(self) -> str:
-        """Shape, spec and mesh, and which dimension runs which way."""
-        ways = [
-            f"dim {dim} {arrow}{f' ({self.blocks.axes[dim]})' if self.blocks.axes[dim] else ''}"
-            for dim, arrow in ((self.row_dim, "↓"), (self.column_dim, "→"))
-            if dim is not None
-        ]
-        return f"{list(self.blocks.shape)} {self.blocks.title}" + (f"   {', '.join(ways)}" if ways else "")
+        """Shape, spec and mesh."""
+        name = f"{self.name}: " if self.name else ""
+        return f"{name}{list(self.blocks.shape)} {self.blocks.title}"
 
-    def svg(self) -> str:
-        """The drawing as one SVG element; a device set has one colour wherever it appears."""
+    def _way(self, dim: int | None, arrow: str) -> str:
+        if dim is None:
+            return ""
+        axes = self.blocks.axes[dim]
+        return f"dim {dim} {arrow}{f' {axes}' if axes else ''}"
+
+    @property
+    def _shades(self) -> dict[tuple[int, ...], tuple[str, str]]:
+        """Fill and ink of every device set: a set has one colour wherever it appears."""
         sets = sorted({cell for panel in self.panels for row in panel.cells for cell in row if cell})
-        shade = {cell: colour(place, len(sets)) for place, cell in enumerate(sets)}
-        picture = Svg(self.caption)
-        picture.text(0, 14, self.caption, size=13)
-        top = 30.0
+        return {cell: (ramp(place, len(sets)), ink(place, len(sets))) for place, cell in enumerate(sets)}
+
+    def spans(self) -> list[list[Span]]:
+        """Lines of characters with the colours of the blocks."""
+        ways = ", ".join(way for way in (self._way(self.row_dim, "↓"), self._way(self.column_dim, "→")) if way)
+        lines = [[Span(self.caption + (f"   {ways}" if ways else ""))]]
+        shades = self._shades
         for panel in self.panels:
+            lines += [[Span(panel.label)]] if panel.label else []
+            lines += _boxes(panel, shades)
+        if self.left_out:
+            lines.append([Span(f"… and {self.left_out} more panels")])
+        return lines
+
+    def svg(self, caption: bool = True) -> str:
+        """The drawing as one SVG element; panels flow beside each other."""
+        picture, shades = Svg(self.caption), self._shades
+        top = 8.0
+        if caption:
+            picture.text(0, 13, self.caption, size=13)
+            top = 34.0
+        ways = self._way(self.row_dim, "↓"), self._way(self.column_dim, "→")
+        picture.text(0, top + 2, "   ".join(way for way in ways if way) or "one block", size=11, quiet=True)
+        top += 12
+        left, below = 0.0, top
+        for panel in self.panels:
+            width = max(34.0, 10.0 + 6.6 * max(len(_cell_text(cell)) for row in panel.cells for cell in row))
+            wide = width * len(panel.columns)
+            if left and left + wide > PAPER:
+                left, top = 0.0, below + 14
+            start = top
             if panel.label:
-                picture.text(0, top + 10, panel.label, size=11)
-                top += 18
-            width = max(46.0, 8.0 + 6.5 * max((len(_cell_text(c)) for row in panel.cells for c in row), default=0))
+                picture.text(left, top + 11, panel.label, size=11, quiet=True)
+                start += 18
             for y, row in enumerate(panel.cells):
                 for x, cell in enumerate(row):
-                    fill = shade[cell] if cell else "none"
-                    picture.box(x * width, top + y * 26, width, 26, fill, _cell_text(cell), self._hover(panel, y, x))
-            top += 26 * len(panel.cells) + 12
+                    fill, words = shades[cell] if cell else ("none", "")
+                    tip = f"devices {devices_in_words(cell, 60)}" if cell else "left out"
+                    at = (left + x * width, start + y * CELL)
+                    picture.box(*at, width - 2, CELL - 2, fill, _cell_text(cell), tip, ink=words)
+            left, below = left + wide + 18, max(below, start + CELL * len(panel.rows))
+        if self.left_out:
+            picture.text(0, below + 16, f"… and {self.left_out} more panels", size=11, quiet=True)
         return picture.render()
-
-    def _hover(self, panel: Panel, y: int, x: int) -> str:
-        cell = panel.cells[y][x]
-        return "left out" if cell is None else f"devices {devices_in_words(cell, 60)}"
 
     def _repr_html_(self) -> str:
         return self.svg()
+
+
+def draw_spec(spec: SpecLike, mesh: AnyMesh, shape: tuple[int, ...], name: str = "") -> Drawing:
+    """The drawing of an array that does not exist: a spec, a mesh of any kind, a shape.
+
+    >>> draw_spec(["tp"], MeshSpec.of("dp=2,tp=2").abstract(), (4,)).blocks.holders
+    {(0,): (0, 2), (1,): (1, 3)}
+    """
+    return _drawing(blocks_of_spec(spec, mesh, shape), name)
 
 
 def draw(value: Any, shape: Sequence[int] | None = None) -> Drawing | MeshDrawing:
@@ -88,7 +124,7 @@ def draw(value: Any, shape: Sequence[int] | None = None) -> Drawing | MeshDrawin
 
     >>> import jax, shardax as sx
     >>> print(draw(jax.NamedSharding(sx.make_mesh("dp=2,tp=4"), jax.P("dp", "tp")), (8, 16)))
-    [8, 16] P('dp', 'tp') on dp=2, tp=4   dim 0 ↓ (dp), dim 1 → (tp)
+    [8, 16] P('dp', 'tp') on dp=2, tp=4   dim 0 ↓ dp, dim 1 → tp
     ┌─────┬─────┬─────┬─────┐
     │  0  │  1  │  2  │  3  │
     ├─────┼─────┼─────┼─────┤
@@ -97,14 +133,17 @@ def draw(value: Any, shape: Sequence[int] | None = None) -> Drawing | MeshDrawin
     """
     if isinstance(value, (Mesh, AbstractMesh, MeshSpec)):
         return draw_mesh(value)
-    blocks = blocks_of(value, shape)
+    return _drawing(blocks_of(value, shape))
+
+
+def _drawing(blocks: Blocks, name: str = "") -> Drawing:
     row_dim, column_dim = _two_dims(blocks.counts)
     outer = [dim for dim, count in enumerate(blocks.counts) if dim not in (row_dim, column_dim) and count > 1]
     places = list(product(*(range(blocks.counts[dim]) for dim in outer)))
     panels = tuple(
         _panel(blocks, row_dim, column_dim, dict(zip(outer, at, strict=True))) for at in places[:MOST_PANELS]
     )
-    return Drawing(blocks, row_dim, column_dim, panels, max(0, len(places) - MOST_PANELS))
+    return Drawing(blocks, row_dim, column_dim, panels, max(0, len(places) - MOST_PANELS), name)
 
 
 def _two_dims(counts: tuple[int, ...]) -> tuple[int | None, int | None]:
@@ -144,13 +183,17 @@ def _cell_text(cell: tuple[int, ...] | None) -> str:
     return "…" if cell is None else devices_in_words(cell)
 
 
-def _boxes(cells: list[list[str]]) -> Iterator[str]:
+def _boxes(panel: Panel, shades: Mapping[tuple[int, ...], tuple[str, str]]) -> Iterator[list[Span]]:
     """A grid of box characters around centred texts, all of one width."""
-    width = max(5, max(len(text) for row in cells for text in row) + 2)
-    bars = ["─" * width] * len(cells[0])
-    yield f"┌{'┬'.join(bars)}┐"
-    for place, row in enumerate(cells):
+    width = max(5, max(len(_cell_text(cell)) for row in panel.cells for cell in row) + 2)
+    bars = ["─" * width] * len(panel.columns)
+    yield [Span(f"┌{'┬'.join(bars)}┐")]
+    for place, row in enumerate(panel.cells):
         if place:
-            yield f"├{'┼'.join(bars)}┤"
-        yield f"│{'│'.join(text.center(width) for text in row)}│"
-    yield f"└{'┴'.join(bars)}┘"
+            yield [Span(f"├{'┼'.join(bars)}┤")]
+        line = [Span("│")]
+        for cell in row:
+            fill, words = shades[cell] if cell else ("", "")
+            line += [Span(_cell_text(cell).center(width), fill, words), Span("│")]
+        yield line
+    yield [Span(f"└{'┴'.join(bars)}┘")]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,23 @@ from jax.sharding import Mesh
 from shardax.errors import UnknownAxisError, did_you_mean
 from shardax.names.mesh import MeshLike, MeshSpec
 from shardax.names.mesh_build import describe
-from shardax.report.svg import Svg, colour
+from shardax.report.palette import ink, ramp
+from shardax.report.svg import Svg
+from shardax.report.values import Span
 
 MOST_SHOWN = 1024
+PAPER = 640.0  # sheets are laid beside each other up to this width
+TERMINAL = 100
+Sheet = tuple[int, int]  # slice, plane of the torus
 
 
 @dataclass(frozen=True)
 class Seat:
-    """One device: its id, where it stands in its slice, its host and slice, and its mesh coordinate."""
+    """One device: its id, its slice and plane, its host, where it stands there, and its mesh coordinate."""
 
     device: int
     slice_index: int
+    plane: int
     host: int
     at: tuple[int, int]  # column, row on the paper
     coordinate: tuple[int, ...]
@@ -41,73 +48,153 @@ class MeshDrawing:
         """The same drawing, coloured along another axis."""
         if axis not in self.spec.names:
             raise UnknownAxisError(f"no axis {axis!r} in mesh {self.spec}{did_you_mean(axis, self.spec.names)}")
-        return MeshDrawing(self.spec, self.seats, axis, self.words)
+        return replace(self, axis=axis)
+
+    @property
+    def caption(self) -> str:
+        """The mesh, its devices, and what the numbers are."""
+        return f"{self.spec}: {self.words}"
+
+    @property
+    def sheets(self) -> dict[Sheet, list[Seat]]:
+        """The devices by slice and plane, in order."""
+        found: dict[Sheet, list[Seat]] = {}
+        for seat in sorted(self.seats, key=lambda seat: (seat.slice_index, seat.plane, seat.at[1], seat.at[0])):
+            found.setdefault((seat.slice_index, seat.plane), []).append(seat)
+        return found
+
+    def _title(self, sheet: Sheet) -> str:
+        slices, planes = ({place[side] for place in self.sheets} for side in (0, 1))
+        words = [f"slice {sheet[0]}"] if len(slices) > 1 else []
+        return ", ".join([*words, *([f"z = {sheet[1]}"] if len(planes) > 1 else [])])
 
     def _along(self, seat: Seat) -> int:
         return seat.coordinate[self.spec.names.index(self.axis)]
 
-    def __str__(self) -> str:
-        lines = [f"mesh {self.spec}: each device shows its place along {self.axis!r}"]
-        for slice_index in sorted({seat.slice_index for seat in self.seats}):
-            seats = [seat for seat in self.seats if seat.slice_index == slice_index]
-            if slice_index or any(seat.slice_index for seat in self.seats):
-                lines.append(f"slice {slice_index}")
-            lines += self._rows(seats)
-        return "\n".join([*lines, self.words])
+    # ---- characters -------------------------------------------------------------------------------------------------
 
-    def _rows(self, seats: Sequence[Seat]) -> list[str]:
-        """Rows of places; a double space or an empty line is the border of a host."""
+    def __str__(self) -> str:
+        return "\n".join("".join(span.text for span in line).rstrip() for line in self.spans())
+
+    def spans(self) -> list[list[Span]]:
+        """Lines of characters: each device shows its place along the axis; bars and rules are borders of hosts."""
+        lines = [[Span(f"mesh {self.spec}: each device shows its place along {self.axis!r}")]]
+        waiting: list[list[list[Span]]] = []
+        for sheet, seats in self.sheets.items():
+            rows = self._rows(seats)
+            if title := self._title(sheet):
+                rows.insert(0, [Span(f"  {title}")])
+            if waiting and sum(map(_width, [*waiting, rows])) > TERMINAL:
+                lines += _beside(waiting)
+                waiting = []
+            waiting.append(rows)
+        return [*lines, *_beside(waiting), [Span(self.words)]]
+
+    def _rows(self, seats: Sequence[Seat]) -> list[list[Span]]:
         by_place = {seat.at: seat for seat in seats}
         columns, rows = (1 + max(place[side] for place in by_place) for side in (0, 1))
-        width = max(len(str(self._along(seat))) for seat in seats)
-        lines: list[str] = []
+        count = self.spec.shape[self.axis]
+        width = len(str(count - 1))
+        lines: list[list[Span]] = []
         for row in range(min(rows, 32)):
-            text, above = "", row > 0
+            line, first, over = [Span("  ")], by_place.get((0, row)), by_place.get((0, row - 1))
             for column in range(min(columns, 64)):
-                seat = by_place.get((column, row))
-                left = by_place.get((column - 1, row))
-                gap = "  │ " if seat and left and seat.host != left.host else " " if column else "  "
-                text += gap + (str(self._along(seat)) if seat else "").rjust(width)
-            first, over = by_place.get((0, row)), by_place.get((0, row - 1))
-            if above and first and over and first.host != over.host:
-                lines.append("  " + "─" * (len(text) - 2))
-            lines.append(text + (" …" if columns > 64 else ""))
-        return [*lines, "  …"] if rows > 32 else lines
+                seat, left = by_place.get((column, row)), by_place.get((column - 1, row))
+                if column:
+                    line.append(Span(" │ " if seat and left and seat.host != left.host else " "))
+                place = self._along(seat) if seat else 0
+                colours = (ramp(place, count), ink(place, count)) if seat else ("", "")
+                line.append(Span((str(place) if seat else "").rjust(width), *colours))
+            if first and over and first.host != over.host:
+                lines.append([Span("  " + "─" * (sum(len(span.text) for span in line) - 2))])
+            lines.append([*line, Span(" …")] if columns > 64 else line)
+        return [*lines, [Span("  …")]] if rows > 32 else lines
 
-    def svg(self) -> str:
-        """The drawing as one SVG element: colour is the place along the axis, frames are hosts, dashes slices."""
-        size, gap = (26.0, 14.0) if len(self.seats) <= 256 else (14.0, 8.0)
+    # ---- picture ----------------------------------------------------------------------------------------------------
+
+    def svg(self, caption: bool = True) -> str:
+        """The drawing as one SVG element: colour is the place along the axis, frames are hosts, dashes slices.
+
+        Every device carries its coordinate, and the picture the colours of every axis, so that a page can recolour it.
+        """
+        size = 30.0 if len(self.seats) <= 64 else 24.0 if len(self.seats) <= 256 else 13.0
         picture = Svg(f"mesh {self.spec} coloured by {self.axis}")
-        picture.text(0, 14, f"{self.spec} — colour: place along {self.axis!r}; frame: host", size=13)
-        count, left = self.spec.shape[self.axis], 0.0
-        for slice_index in sorted({seat.slice_index for seat in self.seats}):
-            seats = [seat for seat in self.seats if seat.slice_index == slice_index]
-            for seat in seats:
-                x, y = left + 6 + seat.at[0] * size, 34 + seat.at[1] * size
-                label = str(self._along(seat)) if size > 20 else ""
-                hover = f"device {seat.device}, host {seat.host}, slice {seat.slice_index}, {self._named(seat)}"
-                picture.box(x, y, size - 3, size - 3, colour(self._along(seat), count), label, hover)
-            self._frames(picture, seats, left, size)
-            wide = 1 + max(seat.at[0] for seat in seats)
-            tall = 1 + max(seat.at[1] for seat in seats)
-            if len({seat.slice_index for seat in self.seats}) > 1:
-                picture.outline(left, 26, wide * size + 10, tall * size + 14, f"slice {slice_index}", dashed=True)
-            left += wide * size + gap + 12
+        top = 6.0
+        if caption:
+            picture.text(0, 13, f"{self.caption}; colour and number: place along {self.axis!r}", size=13)
+            top = 28.0
+        titled = any(self._title(sheet) for sheet in self.sheets)
+        left, below = 0.0, top
+        for sheet, seats in self.sheets.items():
+            wide, tall = (1 + max(seat.at[side] for seat in seats) for side in (0, 1))
+            if left and left + wide * size > PAPER:
+                left, top = 0.0, below + 10
+            start = top + (18 if titled else 0)
+            if titled:
+                picture.text(left + 6, top + 12, self._title(sheet), size=11, quiet=True)
+            self._sheet(picture, seats, left + 6, start + 6, size)
+            if self.slices > 1:
+                picture.frame(left, start, wide * size + 10, tall * size + 10, self._title(sheet), dashed=True)
+            left, below = left + wide * size + 26, max(below, start + tall * size + 14)
         return picture.render()
 
-    def _frames(self, picture: Svg, seats: Sequence[Seat], left: float, size: float) -> None:
-        for host in sorted({seat.host for seat in seats}):
+    @property
+    def slices(self) -> int:
+        """The number of slices."""
+        return len({seat.slice_index for seat in self.seats})
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts."""
+        return len({seat.host for seat in self.seats})
+
+    def colours(self) -> str:
+        """For every axis its fills and inks, as JSON: what a page needs to recolour the drawing."""
+        table = {
+            name: [[ramp(place, size), ink(place, size)] for place in range(size)]
+            for name, size in self.spec.shape.items()
+        }
+        return json.dumps(table, separators=(",", ":"))
+
+    def _sheet(self, picture: Svg, seats: Sequence[Seat], left: float, top: float, size: float) -> None:
+        count = self.spec.shape[self.axis]
+        for seat in seats:
+            x, y, place = left + seat.at[0] * size, top + seat.at[1] * size, self._along(seat)
+            slice_words = f", slice {seat.slice_index}" if self.slices > 1 else ""
+            where = f"device {seat.device}, host {seat.host}{slice_words}"
+            data = {"at": ",".join(map(str, seat.coordinate))}
+            label = str(place) if size > 20 else ""
+            colours = ramp(place, count), ink(place, count)
+            hover = f"{where}: {self._named(seat)}"
+            picture.box(x, y, size - 3, size - 3, colours[0], label, hover, ink=colours[1], data=data)
+        for host in sorted({seat.host for seat in seats}) if self.hosts > 1 else ():
             places = [seat.at for seat in seats if seat.host == host]
             (x0, y0), (x1, y1) = (tuple(pick(p[side] for p in places) for side in (0, 1)) for pick in (min, max))
-            if len(places) == (x1 - x0 + 1) * (y1 - y0 + 1):  # a host whose devices form a rectangle on the paper
-                x, y = left + 6 + x0 * size - 2, 34 + y0 * size - 2
-                picture.outline(x, y, (x1 - x0 + 1) * size + 1, (y1 - y0 + 1) * size + 1, f"host {host}")
+            if len(places) >= (x1 - x0 + 1) * (y1 - y0 + 1):  # a host whose devices form a rectangle on the paper
+                x, y = left + x0 * size - 3, top + y0 * size - 3
+                picture.frame(x, y, (x1 - x0 + 1) * size + 3, (y1 - y0 + 1) * size + 3, f"host {host}")
 
     def _named(self, seat: Seat) -> str:
         return ", ".join(f"{name} {at}" for name, at in zip(self.spec.names, seat.coordinate, strict=True))
 
     def _repr_html_(self) -> str:
         return self.svg()
+
+
+def _width(rows: Sequence[Sequence[Span]]) -> int:
+    return max(sum(len(span.text) for span in row) for row in rows)
+
+
+def _beside(sheets: Sequence[Sequence[list[Span]]]) -> list[list[Span]]:
+    """Sheets beside each other, each padded to its width."""
+    lines: list[list[Span]] = []
+    for place in range(max((len(sheet) for sheet in sheets), default=0)):
+        line: list[Span] = []
+        for sheet in sheets:
+            row = sheet[place] if place < len(sheet) else []
+            line += [*row, Span(" " * (_width(sheet) - sum(len(span.text) for span in row)))]
+        lines.append(line)
+    return lines
 
 
 def draw_mesh(mesh: MeshLike, axis: str | None = None) -> MeshDrawing:
@@ -132,7 +219,7 @@ def draw_mesh(mesh: MeshLike, axis: str | None = None) -> MeshDrawing:
 def _plain_seats(spec: MeshSpec) -> list[Seat]:
     columns = spec.sizes[-1] if 1 < spec.sizes[-1] <= 32 else min(16, spec.size)
     return [
-        Seat(place, 0, 0, (place % columns, place // columns), coordinate)
+        Seat(place, 0, 0, 0, (place % columns, place // columns), coordinate)
         for place, coordinate in enumerate(np.ndindex(*spec.sizes))
     ]
 
@@ -140,28 +227,25 @@ def _plain_seats(spec: MeshSpec) -> list[Seat]:
 def _real_seats(mesh: Mesh) -> list[Seat]:
     """Devices by physical coordinates where they have them (a torus is cut into planes), else host by host."""
     found = [(device, coordinate) for coordinate, device in np.ndenumerate(mesh.devices)]
+    ids = {device.id: place for place, device in enumerate(sorted(mesh.devices.flat, key=lambda device: device.id))}
     hosts = sorted({_host(device) for device, _ in found})
+    alone = len(hosts) == 1
+    cores = 1 + max(getattr(device, "core_on_chip", 0) or 0 for device, _ in found)
     lane: dict[int, int] = dict.fromkeys(hosts, 0)
     seats: list[Seat] = []
-    for device, coordinate in found:
+    for device, coordinate in sorted(found, key=lambda pair: ids[pair[0].id]):
         host, slice_index = _host(device), getattr(device, "slice_index", 0) or 0
         physical = getattr(device, "coords", None)
-        if physical is None or device.platform != "tpu":
-            at = (lane[host], hosts.index(host))
-            lane[host] += 1
+        if physical is not None and device.platform == "tpu":
+            x, y, plane = (*physical, 0, 0)[:3]
+            at = (x * cores + (getattr(device, "core_on_chip", 0) or 0), y)
         else:
-            at = _on_paper(physical, getattr(device, "core_on_chip", 0), mesh)
-        seats.append(Seat(device.id, slice_index, host, at, coordinate))
+            place, plane = lane[host], 0
+            at = (place % 16, place // 16) if alone else (place, hosts.index(host))
+            lane[host] += 1
+        seats.append(Seat(device.id, slice_index, plane, host, at, coordinate))
     return seats
 
 
 def _host(device: Any) -> int:
     return int(device.process_index)
-
-
-def _on_paper(coords: Sequence[int], core: int, mesh: Mesh) -> tuple[int, int]:
-    """x and y as they are, planes of z side by side, the cores of a chip side by side."""
-    cores = 1 + max(getattr(device, "core_on_chip", 0) or 0 for device in mesh.devices.flat)
-    wide = 1 + max(device.coords[0] for device in mesh.devices.flat)
-    x, y, z = (*coords, 0, 0)[:3]
-    return ((x + z * wide) * cores + (core or 0), y)

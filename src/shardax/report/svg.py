@@ -3,84 +3,128 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
+from shardax.report.palette import DARK_INK
 
-def colour(place: int, count: int) -> str:
-    """The place-th of `count` well separated colours, readable under dark text and light text alike.
-
-    >>> colour(0, 4) != colour(1, 4)
-    True
-    """
-    hue = (place * 360 / max(count, 1) + 210) % 360 if count <= 12 else (place * 137.508 + 210) % 360
-    return f"hsl({hue:.0f} 62% {68 if place % 2 == 0 else 76}%)"
+Anchor = Literal["start", "middle", "end"]
 
 
 class Svg:
-    """Collects elements; `render` wraps them in a canvas just large enough."""
+    """Collects elements; `render` wraps them in a canvas just large enough.
+
+    Words take the colour of the page around (`currentColor`), so that a picture reads on white and on black.
+    """
 
     def __init__(self, title: str) -> None:
         self._title, self._parts = title, [f"<title>{html.escape(title)}</title>"]
-        self._width = self._height = 0.0
+        self._left = self._top = self._right = self._bottom = 0.0
 
-    def _grow(self, right: float, bottom: float) -> None:
-        self._width, self._height = max(self._width, right), max(self._height, bottom)
+    def _grow(self, left: float, top: float, right: float, bottom: float) -> None:
+        self._left, self._top = min(self._left, left), min(self._top, top)
+        self._right, self._bottom = max(self._right, right), max(self._bottom, bottom)
 
-    def box(self, x: float, y: float, width: float, height: float, fill: str, label: str = "", hover: str = "") -> None:
-        """A rectangle with a centred label and a hover text."""
-        self._grow(x + width, y + height)
+    def box(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        fill: str,
+        label: str = "",
+        hover: str = "",
+        *,
+        ink: str = DARK_INK,
+        data: Mapping[str, str] | None = None,
+    ) -> None:
+        """A rectangle with a centred label and a hover text; `data` becomes its data- attributes."""
+        self._grow(x, y, x + width, y + height)
         tip = f"<title>{html.escape(hover)}</title>" if hover else ""
+        extra = "".join(f' data-{name}="{html.escape(value)}"' for name, value in (data or {}).items())
+        edge = ' stroke="currentColor" stroke-opacity=".3" stroke-dasharray="3 3"' if fill == "none" else ""
         self._parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}" '
-            f'stroke="currentColor" stroke-opacity=".45">{tip}</rect>'
+            f'<g{extra}>{tip}<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" rx="3" '
+            f'fill="{fill}"{edge}/>'
         )
         if label:
-            ink = "currentColor" if fill == "none" else "#14171f"
+            words = "currentColor" if fill == "none" else ink
             self._parts.append(
-                f'<text x="{x + width / 2:.1f}" y="{y + height / 2 + 4:.1f}" font-size="11" text-anchor="middle" '
-                f'fill="{ink}" pointer-events="none">{html.escape(label)}</text>'
+                f'<text x="{_n(x + width / 2)}" y="{_n(y + height / 2 + 4)}" font-size="11" text-anchor="middle" '
+                f'fill="{words}" pointer-events="none">{html.escape(label)}</text>'
             )
+        self._parts.append("</g>")
 
-    def outline(self, x: float, y: float, width: float, height: float, hover: str, dashed: bool = False) -> None:
+    def frame(self, x: float, y: float, width: float, height: float, hover: str, *, dashed: bool = False) -> None:
         """An empty frame around other elements."""
-        self._grow(x + width, y + height)
-        dash = ' stroke-dasharray="5 3"' if dashed else ""
+        self._grow(x - 1, y - 1, x + width + 1, y + height + 1)
+        line = 'stroke-dasharray="5 4" stroke-opacity=".55"' if dashed else 'stroke-opacity=".5"'
         self._parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4" fill="none" '
-            f'stroke="currentColor" stroke-width="1.6"{dash}><title>{html.escape(hover)}</title></rect>'
+            f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" rx="6" fill="none" '
+            f'stroke="currentColor" stroke-width="1.25" {line}><title>{html.escape(hover)}</title></rect>'
         )
 
     def text(
-        self, x: float, y: float, words: str, size: int = 12, anchor: str = "start", weight: str = "normal"
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        size: int = 12,
+        anchor: Anchor = "start",
+        weight: str = "normal",
+        quiet: bool = False,
     ) -> None:
         """Words with their baseline at y."""
-        width = len(words) * size * 0.62
-        self._grow(x + (width if anchor == "start" else 0), y + 4)
+        width = len(words) * size * 0.58
+        left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+        self._grow(left, y - size, left + width, y + size * 0.35)
+        faint = ' fill-opacity=".68"' if quiet else ""
         self._parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
-            f'fill="currentColor">{html.escape(words)}</text>'
+            f'<text x="{_n(x)}" y="{_n(y)}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
+            f'fill="currentColor"{faint}>{html.escape(words)}</text>'
         )
 
-    def line(self, points: list[tuple[float, float]], stroke: str = "currentColor", width: float = 1.5) -> None:
+    def line(
+        self,
+        points: Sequence[tuple[float, float]],
+        stroke: str = "currentColor",
+        width: float = 1.5,
+        *,
+        opacity: float = 1.0,
+        dashed: bool = False,
+    ) -> None:
         """A line through points."""
         for x, y in points:
-            self._grow(x, y)
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        self._parts.append(f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="{width}"/>')
+            self._grow(x, y, x, y)
+        path = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
+        dash = ' stroke-dasharray="4 4"' if dashed else ""
+        self._parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="{width}" '
+            f'stroke-opacity="{opacity:g}"{dash}/>'
+        )
 
     def dot(self, x: float, y: float, radius: float, fill: str, hover: str) -> None:
         """A filled circle."""
-        self._grow(x + radius, y + radius)
+        self._grow(x - radius, y - radius, x + radius, y + radius)
         self._parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{fill}" stroke="currentColor">'
-            f"<title>{html.escape(hover)}</title></circle>"
+            f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}" fill="{fill}" stroke="currentColor" '
+            f'stroke-width="1.5"><title>{html.escape(hover)}</title></circle>'
         )
 
     def render(self) -> str:
         """The whole element; it scales down with its container."""
-        width, height = self._width + 2, self._height + 2
+        left, top = self._left - 2, self._top - 2
+        width, height = self._right - left + 2, self._bottom - top + 2
         body = "".join(self._parts)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{html.escape(self._title, quote=True)}" '
-            f'viewBox="-1 -1 {width:.0f} {height:.0f}" width="{width:.0f}" style="max-width:100%;height:auto" '
+            f'viewBox="{_n(left)} {_n(top)} {_n(width)} {_n(height)}" width="{width:.0f}" '
+            f'style="max-width:100%;height:auto" '
             f'font-family="ui-sans-serif,system-ui,sans-serif">{body}</svg>'
         )
+
+
+def _n(number: float) -> str:
+    """A coordinate without needless digits: pages hold thousands of them."""
+    return f"{number:.1f}".removesuffix(".0")

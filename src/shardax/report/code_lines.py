@@ -1,0 +1,34 @@
+"""The lines of source around a place, read when a report is made: the page shows them wherever it is opened later."""
+
+from __future__ import annotations
+
+import linecache
+import textwrap
+from pathlib import Path
+
+
+def code_around(file: str, line: int, around: int = 2) -> tuple[tuple[int, str], ...]:
+    """Line numbers and texts, indentation taken off; empty where the file cannot be read.
+
+    >>> [number for number, _ in code_around(__file__, 3, around=1)], code_around("gone.py", 3)
+    ([2, 3, 4], ())
+    """
+    linecache.checkcache(file)
+    lines = linecache.getlines(file)
+    if not 1 <= line <= len(lines):
+        return ()
+    first, last = max(1, line - around), min(len(lines), line + around)
+    found = textwrap.dedent("".join(text.rstrip().expandtabs(4) + "\n" for text in lines[first - 1 : last]))
+    return tuple(zip(range(first, last + 1), found.split("\n"), strict=False))
+
+
+def short_file(file: str) -> str:
+    """A file as a reader knows it: below the working folder, else its last two parts.
+
+    >>> short_file("/some/where/models/gpt.py")
+    'models/gpt.py'
+    """
+    path = Path(file)
+    if path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return "/".join(path.parts[-2:])
