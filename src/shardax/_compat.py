@@ -203,6 +203,67 @@ def equation_place(equation: Any) -> tuple[str, int, str]:
     return ("", 0, "") if frame is None else (frame.file_name, frame.start_line, frame.function_name)
 
 
+def name_stack(equation: Any) -> str:
+    """The name stack of an equation, e.g. "transpose(jvp(layer))"."""
+    return str(equation.source_info.name_stack)
+
+
+def abstract_result(primitive: Any, arguments: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+    """The types that a primitive gives for argument types, shardings included; its ShardingTypeError where it refuses.
+
+    No public name applies one primitive's typing rule; `jax.eval_shape` of a whole function stops at the first error.
+    """
+    found, _ = primitive.abstract_eval(*arguments, **params)
+    return list(found) if primitive.multiple_results else [found]
+
+
+ShardingTypeError = _core.ShardingTypeError
+"""What an Explicit mesh says to an operation whose sharding it cannot tell; not exported by jax."""
+
+
+def abstract_mesh_of_a_kind(sizes: Sequence[int], names: Sequence[str], types: Any, kind: str) -> Any:
+    """An abstract mesh equal to no other: what is traced under it is cached apart from what the user traces."""
+    device = _mesh.AbstractDevice(kind, 1)
+    return jax.sharding.AbstractMesh(tuple(sizes), tuple(names), axis_types=types, abstract_device=device)
+
+
+@contextmanager
+def forgiving_trace(met: Callable[[Exception], str]) -> Generator[None]:
+    """While this thread traces, an operation that an Explicit mesh refuses is recorded with its operands gathered.
+
+    `met` is told of every refusal and names the scope in which the operands are gathered.
+    """
+    import threading
+
+    from jax._src.interpreters.partial_eval import DynamicJaxprTrace
+
+    original = DynamicJaxprTrace.process_primitive
+    thread = threading.get_ident()
+
+    def process(self: Any, primitive: Any, operands: Any, params: Any, /) -> Any:
+        try:
+            return original(self, primitive, operands, params)
+        except ShardingTypeError as error:
+            if threading.get_ident() != thread or primitive.name == "reshard":
+                raise
+            with _core.set_current_trace(self), jax.named_scope(met(error)):
+                gathered = [_gathered(operand) for operand in operands]
+            return original(self, primitive, gathered, params)
+
+    DynamicJaxprTrace.process_primitive = process
+    try:
+        yield
+    finally:
+        DynamicJaxprTrace.process_primitive = original
+
+
+def _gathered(operand: Any) -> Any:
+    sharding = getattr(jax.typeof(operand), "sharding", None)
+    if sharding is None or all(entry is None for entry in sharding.spec):
+        return operand
+    return jax.reshard(operand, jax.sharding.PartitionSpec())
+
+
 def lowered_program(lowered: Any) -> dict[str, Any]:
     """A lowered program as plain data that another process can compile.
 

@@ -148,6 +148,10 @@ class StateShardingError(StateError):
     """Shardings of state that do not cover it, do not parse, or disagree about one cell."""
 
 
+class ShardMapError(StateError, TypeError):
+    """Specs, arguments and states of a `shard_map` that do not belong together."""
+
+
 class DeviceMismatchError(StateError):
     """Arguments and state of one call that live on devices that no single program can use."""
 
@@ -266,6 +270,13 @@ class ProofError(ShardaxError, ValueError):
 
 class ProofFailure(ShardaxError, AssertionError):
     """A proof, a tree or a lock file that is not what was asserted."""
+
+
+# ---- the command line -----------------------------------------------------------------------------------------------
+
+
+class CommandError(ShardaxError, ValueError):
+    """A command line that cannot be carried out: no such file, module or function, or one that gives no Case."""
 
 
 # ---- words for messages ---------------------------------------------------------------------------------------------

@@ -1,0 +1,97 @@
+"""What must travel when an array goes from one layout to another: pure arithmetic on specs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jax.sharding import PartitionSpec
+
+from shardax.names.spec import axes_of, entries_of, entry_of
+
+Entries = tuple[tuple[str, ...], ...]
+"""A spec with exactly one tuple of axes for every dimension: hashable, and one spelling per layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One collective: its name, the mesh axes it runs along, and the bytes of one device in one execution."""
+
+    collective: str
+    axes: tuple[str, ...]
+    payload_bytes: int
+
+
+def entries(spec: PartitionSpec, rank: int) -> Entries:
+    """The entries of a spec, one per dimension.
+
+    >>> entries(PartitionSpec("dp", ("fsdp", "tp")), 3)
+    (('dp',), ('fsdp', 'tp'), ())
+    """
+    return tuple(axes_of(entry) for entry in entries_of(spec, rank))
+
+
+def replicated(rank: int) -> Entries:
+    return ((),) * rank
+
+
+def as_spec(found: Entries) -> PartitionSpec:
+    """The inverse of `entries`."""
+    return PartitionSpec(*map(entry_of, found))
+
+
+def used(found: Entries) -> tuple[str, ...]:
+    """Every axis, in order of dimensions."""
+    return tuple(axis for axes in found for axis in axes)
+
+
+def without(found: Entries, axes: Iterable[str]) -> Entries:
+    """The layout once these axes have been gathered."""
+    gone = set(axes)
+    return tuple(tuple(axis for axis in dim if axis not in gone) for dim in found)
+
+
+def local_bytes(shape: Sequence[int], itemsize: int, found: Entries, sizes: Mapping[str, int]) -> int:
+    """Bytes of one device's block (the largest, where the last one is smaller)."""
+    blocks = (-(-n // math.prod(sizes[axis] for axis in axes)) for n, axes in zip(shape, found, strict=True))
+    return math.prod(blocks) * itemsize
+
+
+def moves(
+    old: Entries, new: Entries, shape: Sequence[int], itemsize: int, sizes: Mapping[str, int]
+) -> tuple[Move, ...]:
+    """The collectives that take an array from one layout to another; slicing is free.
+
+    >>> sizes = {"dp": 4, "tp": 2}
+    >>> moves((("dp",), ()), ((), ()), (64, 64), 4, sizes)
+    (Move(collective='all-gather', axes=('dp',), payload_bytes=16384),)
+    >>> moves((("dp",), ()), ((), ("dp",)), (64, 64), 4, sizes)
+    (Move(collective='all-to-all', axes=('dp',), payload_bytes=4096),)
+    >>> moves(((), ()), (("dp",), ("tp",)), (64, 64), 4, sizes)
+    ()
+    """
+    before = {axis: dim for dim, axes in enumerate(old) for axis in axes}
+    after = {axis: dim for dim, axes in enumerate(new) for axis in axes}
+    gathered = tuple(axis for axis in before if axis not in after and sizes[axis] > 1)
+    turned = tuple(axis for axis in before if axis in after and after[axis] != before[axis] and sizes[axis] > 1)
+    found: list[Move] = []
+    if gathered:
+        found.append(Move("all-gather", gathered, local_bytes(shape, itemsize, without(old, gathered), sizes)))
+    if turned:
+        found.append(Move("all-to-all", turned, local_bytes(shape, itemsize, without(old, gathered), sizes)))
+    permuted = _reordered(old, new, sizes) if not found else ()
+    if permuted:
+        found.append(Move("collective-permute", permuted, local_bytes(shape, itemsize, old, sizes)))
+    return tuple(found)
+
+
+def _reordered(old: Entries, new: Entries, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Axes of one dimension that stay, in another order: blocks change places."""
+    for before, after in zip(old, new, strict=True):
+        kept = tuple(axis for axis in before if axis in after and sizes[axis] > 1)
+        there = tuple(axis for axis in after if axis in kept)
+        major = tuple(axis for axis in after if sizes[axis] > 1)[: len(kept)]
+        if kept and (kept != there or kept != major):
+            return tuple(axis for axis in after if sizes[axis] > 1)
+    return ()

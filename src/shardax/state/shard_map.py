@@ -1,0 +1,190 @@
+"""`shardax.shard_map`: `jax.shard_map` for functions whose arguments, closures and results hold cells.
+
+Thin over the lift: the cells of an argument take that argument's spec, closed-over ones the state specs, and what is
+written comes back under the spec it went in with. The compiled callable is kept per structure, so an eager second
+call is a dispatch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MethodType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from shardax.errors import ArgumentError, ShardMapError
+from shardax.names.mesh import MeshLike, MeshSpec, as_mesh, required_mesh
+from shardax.state.building import mesh_key
+from shardax.state.forms import Chosen
+from shardax.state.kinds import Kind, role_of
+from shardax.state.lift import Gathered, Lift, Options
+from shardax.state.lifted import Lifted
+from shardax.state.mapping import MapOptions, Mapped, assign
+
+
+class ShardMapped:
+    """A function mapped over the shards of its arguments; made by `shard_map`."""
+
+    def __init__(self, function: Callable[..., Any], options: MapOptions) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._options = function, options
+        self._lifts: dict[frozenset[str], Lift] = {}
+
+    @property
+    def inner(self) -> Callable[..., Any]:
+        """`jax.shard_map` of the function itself, for plain arrays."""
+        options = self._options
+        return jax.shard_map(
+            self._function,
+            mesh=required_mesh(options.mesh, "shard_map"),
+            in_specs=options.in_specs,
+            out_specs=options.out_specs,
+            check_vma=options.check_vma,
+            axis_names=options.axis_names,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        static = frozenset(name for name, value in kwargs.items() if not _is_data(value)) if kwargs else frozenset[str]()
+        lift = self._lifts.get(static)
+        if lift is None:
+            lift = self._lifts[static] = self._lift(static)
+        return lift(args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"shardax.shard_map({getattr(self._function, '__qualname__', self._function)!s})"
+
+    def clear_cache(self) -> None:
+        """Forget everything that was traced and compiled."""
+        for lift in self._lifts.values():
+            lift.clear()
+
+    def _lift(self, static: frozenset[str]) -> Lift:
+        title = getattr(self._function, "__qualname__", None) or repr(self._function)
+        key = mesh_key if self._options.mesh is None else None
+        graph = (self._options.graph, self._options.graph_updates)
+        lift = Lift(self._function, Options(title, Chosen((), static), graph=graph, context=key), self._compile)
+        lift.compile = functools.partial(self._compile, lift)
+        return lift
+
+    def _compile(self, lift: Lift, lifted: Lifted, gathered: Gathered) -> Callable[..., Any]:
+        options = self._options
+        mesh = required_mesh(options.mesh, "shard_map")
+        return Mapped(lifted, replace(options, mesh=mesh), assign(lift, lifted, gathered, options, mesh))
+
+
+def shard_map(
+    f: Callable[..., Any] | None = None,
+    mesh: MeshLike | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    *,
+    state_in_specs: PartitionSpec | Mapping[Any, PartitionSpec] | None = None,
+    state_out_specs: PartitionSpec | Mapping[Any, PartitionSpec] | None = None,
+    check_vma: bool = True,
+    axis_names: Iterable[str] = frozenset(),
+    fold_rng: bool = True,
+    check_rep: bool | None = None,
+    auto: Iterable[str] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Map a function over the shards of its arguments; it may read and write cells of any framework.
+
+    >>> import jax.numpy as jnp, shardax as sx
+    >>> from jax.sharding import PartitionSpec as P
+    >>> total = sx.State(jnp.zeros(()))
+    >>> def add(block):
+    ...     total.value += jax.lax.psum(block.sum(), "x")
+    ...     return block * 2
+    >>> mapped = sx.shard_map(add, sx.make_mesh("x=8"), in_specs=P("x"), out_specs=P("x"))
+    >>> float(mapped(jnp.arange(8.0)).sum()), float(total.value)
+    (56.0, 28.0)
+
+    `in_specs` is one spec for all positional arguments or a tuple with one entry each (a spec, a `StateSharding`, or a
+    tree of specs); keyword arguments are replicated. `state_in_specs` and `state_out_specs` speak of the cells that
+    the function closes over: one spec for all, or `{cell: spec}`; a cell that is not covered is replicated, and one
+    that is written goes out as it came in. Random cells draw other numbers on every shard unless `fold_rng=False`.
+    `mesh=None` is the mesh in force; `check_rep` and `auto` are the older spellings of `check_vma` and `axis_names`.
+    """
+    if in_specs is None or out_specs is None:
+        missing = "in_specs" if in_specs is None else "out_specs"
+        raise ArgumentError(f"shard_map needs {missing}", remedy="P() for a replicated argument or result")
+    target = None if mesh is None else as_mesh(mesh)
+    names = frozenset(axis_names)
+    if auto is not None:
+        names = frozenset(map(str, MeshSpec.of(required_mesh(target, "shard_map(auto=...)")).names)) - frozenset(auto)
+    options = MapOptions(
+        mesh=target,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        state_in_specs=_state_specs(state_in_specs, "state_in_specs"),
+        state_out_specs=_state_specs(state_out_specs, "state_out_specs"),
+        check_vma=check_vma if check_rep is None else check_rep,
+        axis_names=names,
+        fold_rng=fold_rng,
+        graph=graph,
+        graph_updates=graph_updates,
+    )
+    if f is None:
+        return lambda function: _wrap(function, options)
+    return _wrap(f, options)
+
+
+def _wrap(function: Any, options: MapOptions) -> ShardMapped:
+    if isinstance(function, type) or not callable(function):
+        raise ArgumentError(
+            f"shard_map needs a function, not {function!r}", remedy="map a function that makes or calls the object"
+        )
+    if isinstance(function, MethodType) and isinstance(role_of(type(function.__self__)), Kind):
+        owner = type(function.__self__).__name__
+        raise ArgumentError(
+            f"shard_map does not take bound methods of modules ({owner}.{function.__name__})",
+            remedy=f"decorate the method, or map {owner}.{function.__name__} and pass the instance",
+        )
+    return ShardMapped(function, options)
+
+
+@dataclass(frozen=True)
+class StateSpecs:
+    """The specs of closed-over cells: one for all, or by identity; None where nothing is said."""
+
+    for_all: PartitionSpec | None
+    by_cell: Mapping[int, PartitionSpec]
+    cells: tuple[Any, ...]  # kept alive: an id is a name only as long as its cell is
+
+    def of(self, cell: Any) -> PartitionSpec | None:
+        return self.by_cell.get(id(cell), self.for_all)
+
+
+def _state_specs(given: Any, argument: str) -> StateSpecs:
+    if given is None or isinstance(given, PartitionSpec):
+        return StateSpecs(given, {}, ())
+    if not isinstance(given, Mapping):
+        raise ShardMapError(
+            f"{argument} is {type(given).__name__} {given!r}", remedy="a PartitionSpec for all, or {state: PartitionSpec}"
+        )
+    for cell, spec in given.items():
+        role = role_of(type(cell))
+        if isinstance(role, Kind) or not hasattr(role, "read_all") or not isinstance(spec, PartitionSpec):
+            raise ShardMapError(
+                f"{argument} maps {type(cell).__name__} to {spec!r}", remedy="states as keys, PartitionSpecs as values"
+            )
+    return StateSpecs(None, {id(cell): spec for cell, spec in given.items()}, tuple(given))
+
+
+def _is_data(value: Any) -> bool:
+    """Can JAX trace this keyword argument, or does it hold cells? Everything else is configuration."""
+    from shardax.state.kinds import holds_cells
+
+    return holds_cells(value) or all(
+        isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)) or hasattr(leaf, "aval")
+        for leaf in jax.tree.leaves(value)
+    )
