@@ -1,0 +1,6 @@
+"""`python -m shardax`."""
+
+from shardax.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""`shardax layout`: where every array goes, on a mesh of any size, without devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardax.cli.answer import Answer, Code
+from shardax.cli.program import load
+from shardax.errors import CommandError, LayoutError, did_you_mean, plural
+from shardax.names.analysis import LayoutAnalysis
+from shardax.names.layout import Layout
+from shardax.names.lint import LintReport
+from shardax.proving.case import Case
+
+MOST_EXPLAINED = 12
+POLICIES = ("error", "warn", "adapt")
+
+
+def layout(
+    program: str,
+    mesh: str | None,
+    target: str | None,
+    *,
+    explain: list[str],
+    lint: bool,
+    on_misfit: str | None,
+    most: int,
+    save: Path | None,
+) -> Answer:
+    """The layout of a program, the explanation of some leaves, or what is wrong with its rules."""
+    case = load(program)
+    if on_misfit is not None:
+        if on_misfit not in POLICIES:
+            near = did_you_mean(on_misfit, POLICIES)
+            raise CommandError(f"--on-misfit is {' or '.join(POLICIES)}, not {on_misfit!r}{near}")
+        case = replace(case, on_misfit=on_misfit)
+    spec = case.mesh_on(target, mesh)
+    if lint:
+        return _linted(case.lint(spec))
+    made = case.lay_out(spec)
+    if save is not None:
+        made.save(save)
+    return _explained(made, explain) if explain else _laid_out(case, made, most)
+
+
+def _linted(report: LintReport) -> Answer:
+    findings = [
+        {"kind": found.kind, "where": found.offence.where, "problem": found.offence.problem}
+        | {"rule": found.offence.rule, "would_work": found.offence.remedy}
+        for found in report.findings
+    ]
+    return Answer((report,), {"ok": report.ok, "findings": findings}, Code.YES if report.ok else Code.NO)
+
+
+def _explained(made: Layout, wanted: list[str]) -> Answer:
+    texts = {path: made.explain(path) for name in wanted for path in _paths(made, name)}
+    return Answer(tuple(texts.values()), {"explained": texts})
+
+
+def _paths(made: Layout, name: str) -> list[str]:
+    """The leaf of that path, else every leaf whose path contains the text."""
+    if name in made.by_path:
+        return [name]
+    found = [path for path in made.by_path if name in path]
+    if not found:
+        made[name]  # says which paths are close
+    if len(found) > MOST_EXPLAINED:
+        some = ", ".join(found[:4])
+        raise LayoutError(f"{plural(len(found), 'leaf', 'leaves')} have {name!r} in their path: {some}, …")
+    return found
+
+
+def _laid_out(case: Case, made: Layout, most: int) -> Answer:
+    analysis = made.analysis()
+    data = made.to_json() | {
+        "name": case.name,
+        "hash": made.hash,
+        "bytes": made.nbytes,
+        "bytes_per_device": made.bytes_per_device,
+        "replicated_bytes": analysis.replicated_bytes,
+        "offenders": _offenders(analysis),
+    }
+    return Answer((made.table(most), analysis.table()), data)
+
+
+def _offenders(analysis: LayoutAnalysis) -> list[dict[str, Any]]:
+    return [
+        {
+            "path": each.path,
+            "spec": str(each.spec),
+            "copies": each.copies,
+            "bytes_per_device": each.bytes_per_device,
+            "suggestion": each.suggestion,
+        }
+        for each in analysis.offenders
+    ]

@@ -1,0 +1,49 @@
+"""`shardax prove`: what real compilers say of a step, on one target or on several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardax.cli.answer import Answer, Code
+from shardax.cli.comparison import comparison
+from shardax.cli.program import load
+from shardax.cli.screen import waiting
+from shardax.errors import CommandError
+from shardax.names.mesh import MeshSpec
+from shardax.proving.case import Case
+from shardax.proving.proof import Proof
+from shardax.proving.target import Target
+
+
+def prove(
+    program: str,
+    meshes: Sequence[str],
+    targets: Sequence[str],
+    *,
+    report: Path | None,
+    save: Path | None,
+    timeout: float,
+    cache: bool,
+) -> Answer:
+    """One proof, or one for every mesh on every target and a table of them."""
+    case = load(program)
+    goals = [Target.of(target) for target in targets] or [Target.of(case.target or "cpu:8")]
+    pairs = [(goal, mesh) for goal in goals for mesh in (meshes or [None])]
+    if save is not None and len(pairs) > 1:
+        raise CommandError("--save keeps one proof", remedy="one --mesh and one --target, or --json > proofs.json")
+    for goal in goals:
+        goal.require()
+    specs = [(goal, case.mesh_on(goal, mesh)) for goal, mesh in pairs]  # wrong ones are said before anything compiles
+    proofs = [prove_one(case, goal, spec, timeout, cache) for goal, spec in specs]
+    if save is not None:
+        proofs[0].save(save)
+    code = Code.NO if any(proof.fits is False for proof in proofs) else Code.YES
+    shown = (proofs[0],) if len(proofs) == 1 else (comparison(proofs),)
+    return Answer(shown, {"proofs": [proof.to_json() for proof in proofs]}, code)
+
+
+def prove_one(case: Case, target: Target, mesh: MeshSpec, timeout: float, cache: bool = True) -> Proof:
+    """A proof, with a spinner while the compiler works."""
+    with waiting(f"compiling {case.name} for {target} …"):
+        return case.prove(mesh, target, timeout=timeout, cache=cache)

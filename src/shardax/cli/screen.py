@@ -1,0 +1,118 @@
+"""The terminal: values shown, a spinner while a compiler works, and every error in one screen."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import traceback
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+import shardax
+from shardax.errors import ShardaxError
+
+WIDTH_OF_A_FILE = 118
+PACKAGE = str(Path(shardax.__file__).parent)
+
+
+@cache
+def console(stderr: bool = False) -> Console:
+    """Standard output or error; one that is no terminal is as wide as our text."""
+    found = Console(stderr=stderr, highlight=False)
+    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=WIDTH_OF_A_FILE)
+
+
+def show(*values: Any) -> None:
+    """Each value in its own form, an empty line between them."""
+    for number, value in enumerate(values):
+        if number:
+            console().print()
+        console().print(Text(str(value)), soft_wrap=True)
+
+
+@contextmanager
+def waiting(words: str) -> Generator[None]:
+    """A spinner with words on standard error, where that is a terminal."""
+    where = console(stderr=True)
+    if not where.is_terminal:
+        yield
+        return
+    with where.status(Text(words)):
+        yield
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+
+def error_as_data(error: BaseException) -> dict[str, Any]:
+    """An error for a machine: everything it carries."""
+    if isinstance(error, ShardaxError):
+        offences = [
+            {"where": each.where, "problem": each.problem}
+            | {
+                name: str(value)
+                for name in ("shape", "spec", "rule", "remedy")
+                if (value := getattr(each, name)) is not None
+            }
+            for each in error.offences
+        ]
+        said = {"headline": error.headline, "offences": offences, "remedy": error.remedy}
+    else:
+        said = {"headline": str(error), "offences": [], "remedy": ""}
+    return {"type": type(error).__name__, **said}
+
+
+def show_error(error: BaseException) -> None:
+    """An error on standard error, in one screen."""
+    where = console(stderr=True)
+    most = max(where.height - 8, 6) if where.is_terminal else 40
+    lines = list(_known(error, most) if isinstance(error, ShardaxError) else _unknown(error))
+    where.print(Text.assemble(("error: ", "bold red"), (lines[0], "bold")))
+    for line in lines[1:]:
+        where.print(Padding(Text(line), (0, 0, 0, 2)))
+
+
+def _known(error: ShardaxError, most: int) -> Iterator[str]:
+    yield error.headline
+    yield from (str(offence) for offence in error.offences[:most])
+    if len(error.offences) > most:
+        yield f"… and {len(error.offences) - most:,} more (--json lists all)"
+    if error.remedy:
+        yield error.remedy
+
+
+def _unknown(error: BaseException) -> Iterator[str]:
+    """An exception of the program's own: where in its code, and what was said."""
+    said = str(error).strip().splitlines() or [""]
+    yield f"{type(error).__name__}: {said[0]}" if said[0] else type(error).__name__
+    yield from said[1:10]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame for frame in frames if not frame.filename.startswith(PACKAGE) and "site-packages" not in frame.filename
+    ]
+    own = [frame for frame in own if not frame.filename.startswith("<") and Path(frame.filename).is_file()]
+    for frame in own[-1:]:
+        yield f"at {short_path(frame.filename)}:{frame.lineno}, in {frame.name}"
+        if source := linecache.getline(frame.filename, frame.lineno or 0).strip():
+            yield f"    {source}"
+    yield "--debug shows the whole traceback"
+
+
+def short_path(path: str) -> str:
+    """A path from here, where it lies below."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path
+
+
+def is_interactive() -> bool:
+    """Does a person watch?"""
+    return sys.stdout.isatty()
