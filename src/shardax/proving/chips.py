@@ -13,8 +13,9 @@ from shardax.errors import Offence, TargetError, did_you_mean
 from shardax.tables import Table, show_bytes
 
 UNITS = {"TFLOP/s": 1e12, "GB/s": 1e9, "GiB": 2.0**30, "GB": 1e9, "B": 1.0}
-# A kernel costs at least this long on the device, however small it is (order of magnitude; it ranks, it does not time).
-LAUNCH_SECONDS = {"tpu": 1e-6, "gpu": 3e-6}
+# A kernel costs at least this long on the device, however small it is. GPU: an H200 took 2.1 µs for each of 3,000 tiny
+# ones (benchmarks/truth_gpu.py). TPU: an order of magnitude, never measured; it ranks, it does not time.
+LAUNCH_SECONDS = {"tpu": 1e-6, "gpu": 2e-6}
 
 
 @dataclass(frozen=True)
