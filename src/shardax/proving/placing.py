@@ -14,7 +14,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardax.errors import MeshConflictError, Offence, ProofError, plural
 from shardax.names.decision import itemsize_of
 from shardax.names.layout import Layout
-from shardax.names.mesh import AnyMesh, MeshSpec, describe_briefly, same_mesh
+from shardax.names.mesh import (
+    AnyMesh,
+    MeshLike,
+    MeshSpec,
+    current_mesh,
+    describe_briefly,
+    required_mesh,
+    same_mesh,
+)
 from shardax.names.paths import flatten, rebuild
 from shardax.names.spec import as_spec, axes_in, fit_cached, shard_count
 from shardax.proving.step import Step, is_array
@@ -60,6 +68,13 @@ class Placed:
         close = self.path.find("]", end) if self.path[end : end + 1] == "[" else -1
         dot = next((at for at in range(end + 1, len(self.path)) if self.path[at] in "[."), len(self.path))
         return self.path[: close + 1 if close > 0 else dot]
+
+
+def chosen_mesh(mesh: MeshLike | None, *layouts: Any, need: str) -> MeshLike:
+    """The mesh to prove for: the one that is given, whatever is in force; else the one in force, or of the layouts."""
+    if mesh is not None:
+        return mesh
+    return current_mesh() or mesh_of_layouts(*layouts) or required_mesh(need=need)
 
 
 def mesh_of_layouts(*given: Any) -> AnyMesh | None:

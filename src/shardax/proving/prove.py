@@ -10,7 +10,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from shardax.errors import CompilerError, Offence
-from shardax.names.mesh import MeshLike, MeshSpec, current_mesh, required_mesh
+from shardax.names.mesh import MeshLike, MeshSpec
 from shardax.names.spec import canonical, shard_count
 from shardax.proving.buffers import largest_buffers
 from shardax.proving.chips import Chip, chips
@@ -21,7 +21,7 @@ from shardax.proving.hlo import HloModule, parse_hlo
 from shardax.proving.installed import compiler_version
 from shardax.proving.ledger import Ledger
 from shardax.proving.memory import BigBuffer, Memory, Refusal, read_memory, read_refusal, report_buffers
-from shardax.proving.placing import Placed, mesh_of_layouts, replicated
+from shardax.proving.placing import Placed, chosen_mesh, replicated
 from shardax.proving.proof import LostDonation, NotAsAsked, Proof, read_spec
 from shardax.proving.rebind import Program, Result, lower
 from shardax.proving.shapes import arrays
@@ -75,7 +75,7 @@ def prove(
     """
     goal = Target.of(target)
     goal.require()
-    spec = goal.mesh(current_mesh(mesh) or mesh_of_layouts(layout, in_specs) or required_mesh(need="prove"))
+    spec = goal.mesh(chosen_mesh(mesh, layout, in_specs, need="prove"))
     step = Step.of(fn, args, kwargs, donate, static)
     with quiet_start():
         program = lower(step, spec, goal, in_specs, out_specs, layout)

@@ -183,7 +183,9 @@ def _constrained_results(jaxpr: Any) -> dict[int, PartitionSpec]:
 def place_of(equation: Any) -> str:
     """ "step.py:12 (loss)", or the primitive where no line is known."""
     file, line, function = equation_place(equation)
-    return f"{file.rsplit('/', 1)[-1]}:{line} ({function})" if file else str(equation.primitive)
+    return (
+        f"{file.rsplit('/', 1)[-1]}:{line} ({function.rpartition('<locals>.')[2]})" if file else str(equation.primitive)
+    )
 
 
 def _rebinder(mesh: AbstractMesh, strange: list[Offence]) -> Callable[[Any, Any], Any]:

@@ -106,8 +106,9 @@ def _abstract(step: Step, specs: Sequence[tuple[Spec, str]], mesh: AbstractMesh)
         spec, _ = next(given)
         if not is_array(leaf):
             return leaf
-        sharding = None  # unknown axes are reported together, with their paths
-        if isinstance(spec, PartitionSpec) and set(axes_in(spec)) <= set(mesh.axis_names):
+        sharding = None  # what does not fit is reported together, with the paths
+        known = set(mesh.axis_names)
+        if isinstance(spec, PartitionSpec) and len(spec) <= len(leaf.shape) and set(axes_in(spec)) <= known:
             sharding = NamedSharding(mesh, spec)
         weak = bool(getattr(leaf, "weak_type", False))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
