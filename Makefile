@@ -1,9 +1,11 @@
 # Needs only `python3`. `PYTHON=python3.13 make test` picks another interpreter; each gets its own environment.
+# `EXTRAS=dev,cuda` also installs the GPU compiler (no GPU needed; Linux x86-64), so that its tests run: CI does.
 PYTHON  ?= python3
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV    := .venv/$(VERSION)
 BIN     := $(VENV)/bin
-STAMP   := $(VENV)/.installed
+EXTRAS  ?= dev
+STAMP   := $(VENV)/.installed-$(EXTRAS)
 PYTEST_ARGS ?=
 
 .PHONY: help test check bench demo docs clean install
@@ -15,7 +17,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location \
-	  --constraint constraints.txt --editable '.[dev]' 2>&1 | (grep -v "^WARNING: Location" || true)
+	  --constraint constraints.txt --editable '.[$(EXTRAS)]' 2>&1 | (grep -v "^WARNING: Location" || true)
 	@$(BIN)/python -c 'import shardax, pytest'
 	@touch $@
 
