@@ -201,6 +201,8 @@ from shardax.proving.target import Target as Target
 from shardax.proving.target import targets as targets
 from shardax.proving.traffic import hbm_bytes as hbm_bytes
 from shardax.report.draw import draw as draw
+from shardax.report.html import write_report as write_report
+from shardax.report.values import Chart as Chart
 from shardax.state.cells import RngState as RngState
 from shardax.state.cells import State as State
 from shardax.state.jit import JitWrapped as JitWrapped

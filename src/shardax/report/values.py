@@ -5,7 +5,7 @@ A room's value (a layout, a proof) becomes a `Section` of these blocks once; bot
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -192,6 +192,45 @@ class Roofline:
 
 
 @dataclass(frozen=True)
+class Line:
+    """One line of a chart: its name and its points."""
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Something over time, such as losses by step.
+
+    >>> Chart.of("training", {"loss": [4.2, 3.1]}, "step", "loss").lines[0].points
+    ((0, 4.2), (1, 3.1))
+    """
+
+    title: str
+    lines: tuple[Line, ...]
+    across: str = ""
+    up: str = ""
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        lines: Mapping[str, Iterable[float] | Iterable[tuple[float, float]]],
+        across: str = "",
+        up: str = "",
+        notes: tuple[str, ...] = (),
+    ) -> Chart:
+        """A chart of named lines, each of heights or of (place, height)."""
+        found = tuple(
+            Line(label, tuple(point if isinstance(point, tuple) else (at, point) for at, point in enumerate(points)))
+            for label, points in lines.items()
+        )
+        return cls(title, found, across, up, notes)
+
+
+@dataclass(frozen=True)
 class Span:
     """Characters with the colours they stand in ("" for those of the terminal)."""
 
@@ -225,7 +264,7 @@ class Pictures:
     notes: tuple[str, ...] = ()
 
 
-Block = Grid | Bars | Stats | Verdict | Words | CodeSites | Roofline | Pictures
+Block = Grid | Bars | Stats | Verdict | Words | CodeSites | Roofline | Chart | Pictures
 
 
 @dataclass(frozen=True)
