@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -378,8 +379,10 @@ def measure(names: list[str], quick: bool) -> dict[str, Any]:
     record: dict[str, Any] = {"versions": timing.versions(), "memory": {}, "time": {}}
     flags = ["--quick"] if quick else []
     with tempfile.TemporaryDirectory(prefix="shardax-truth-") as cache:
-        for name in (name for name in MEMORY if not names or name in names):
-            _process(["--compile", *flags, name], cache)  # a failure shows itself again below
+        chosen = [name for name in MEMORY if not names or name in names]
+        with ThreadPoolExecutor(3) as several:  # a failure shows itself again below
+            list(several.map(lambda name: _process(["--compile", *flags, name], cache), chosen))
+        for name in chosen:
             record["memory"][name] = found = _process([*flags, name], cache)
             print(f"{name}: {_memory_line(name, found)}", flush=True)
             _write(record)
