@@ -8,6 +8,7 @@ from __future__ import annotations
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,6 +33,25 @@ def backend_initialised() -> bool:
 
 trace_state_clean = _core.trace_state_clean
 """True when no trace is active in this thread (backed by C++; nothing public answers this)."""
+
+
+def auto_constraint(sharding: Any, context: Any, free_dims: frozenset[int]) -> Callable[[Any], Any]:
+    """What `jax.lax.with_sharding_constraint` does to a traced array on Auto axes, once its checks have passed.
+
+    The checks of the public function cost as much as the rest of it, at every call; a plan makes them once. A test
+    compares the two equation by equation; a JAX that is newer than this file gets the public function.
+    """
+    if JAX_VERSION >= (0, 13):
+        return lambda x: jax.lax.with_sharding_constraint(x, sharding)
+    from jax._src.pjit import sharding_constraint_p
+
+    return partial(
+        sharding_constraint_p.bind,
+        sharding=sharding,
+        layout=None,
+        context_mesh=context,
+        unconstrained_dims=free_dims,
+    )
 
 
 # ---- traces (state) -------------------------------------------------------------------------------------------------

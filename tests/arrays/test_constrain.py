@@ -112,6 +112,51 @@ def test_nothing_is_left_to_constrain_inside_a_full_shard_map(kind):
     np.testing.assert_array_equal(np.asarray(mapped(numbers())), numbers() * 2)
 
 
+def constraints_in(jaxpr):
+    """The parameters of every sharding constraint of a program, in order."""
+    found = []
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if equation.primitive.name == "sharding_constraint":
+            found.append(dict(equation.params))
+        for value in equation.params.values():
+            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                found += constraints_in(value)
+    return found
+
+
+@pytest.mark.parametrize("spec", [P("dp", "tp"), P(None, "tp"), P(sx.FREE, "tp"), P()], ids=str)
+@pytest.mark.parametrize("where", ["set_mesh", "with mesh", "argument", "shard_map"])
+def test_a_traced_constraint_is_the_one_that_jax_makes(where, spec):  # we make its checks once, not at every call
+    mesh = mesh_of()
+    sharding = NamedSharding(mesh, spec)
+    ours = {"argument": lambda x: sx.constrain(x, spec, mesh=mesh)}.get(where, lambda x: sx.constrain(x, spec))
+    theirs = lambda x: jax.lax.with_sharding_constraint(x, sharding if where == "argument" else spec)  # noqa: E731
+    if where == "shard_map":
+        spec = P(None, *spec[1:])  # dp is Manual inside
+        body = {
+            f: jax.shard_map(f, mesh=mesh, in_specs=P("dp"), out_specs=P("dp"), axis_names={"dp"})
+            for f in (ours, theirs)
+        }
+        ours, theirs = body[ours], body[theirs]
+    with context_of("argument" if where == "argument" else "with mesh" if where == "with mesh" else "set_mesh", mesh):
+        made, expected = (constraints_in(jax.jit(f).trace(numbers()).jaxpr) for f in (ours, theirs))
+    assert made and len(made) == len(expected)
+    for mine, other in zip(made, expected, strict=True):
+        one, two = mine.pop("sharding"), other.pop("sharding")
+        assert mine == other
+        assert sx.canonical(one.spec) == sx.canonical(two.spec)  # ours names every dimension
+        assert one.mesh.abstract_mesh.shape_tuple == two.mesh.abstract_mesh.shape_tuple
+
+
+def test_a_memory_kind_is_kept():
+    mesh = mesh_of()
+    pinned = NamedSharding(mesh, P("dp"), memory_kind="unpinned_host")
+    with jax.set_mesh(mesh):
+        assert sx.with_sharding_constraint(numbers(), pinned).sharding.memory_kind == "unpinned_host"
+        (found,) = constraints_in(jax.jit(lambda x: sx.constrain(x, pinned)).trace(numbers()).jaxpr)
+    assert found["sharding"].memory_kind == "unpinned_host"
+
+
 # ---- Better than the original ---------------------------------------------------------------------------------------
 
 

@@ -14,10 +14,10 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
 
-from shardax._compat import trace_state_clean
+from shardax._compat import auto_constraint, context_manager_mesh, trace_state_clean
 from shardax.errors import LayoutError, MeshError, NoMeshError, Offence, SpecError
 from shardax.names.axes import PartitionAxis
-from shardax.names.decision import Decision, place_outside, record, warn_outside
+from shardax.names.decision import Decision, is_noticed, place_outside, record, warn_outside
 from shardax.names.mesh import AnyMesh, MeshLike, as_mesh, current_mesh, describe_briefly, same_mesh
 from shardax.names.spec import (
     FREE,
@@ -166,22 +166,25 @@ def _is_axes(value: Sequence[Any]) -> bool:
 
 
 def _constrain_leaf(x: Any, target: PartitionSpec | NamedSharding, policy: _Policy) -> Any:
+    """Hundreds of these stand in a program, and JAX walks the stack at each: few frames, everything else cached."""
     if not isinstance(x, (jax.Array, np.ndarray)):
         return x
-    if isinstance(target, NamedSharding):
-        spec, mesh = target.spec, current_mesh(target.mesh)
-    else:
-        spec, mesh = target, current_mesh(policy.mesh)
-    if mesh is None or not mesh.axis_names:
-        return _without_mesh(x, spec, policy)
     traced = not trace_state_clean()
-    plan = _plan(spec, x.shape, _itemsize(x), mesh, get_abstract_mesh() if traced else None, policy.stored)
-    if plan.fit.corrections:
+    itemsize = getattr(x.dtype, "itemsize", 8)
+    if traced:
+        in_force = get_abstract_mesh(), context_manager_mesh()
+        plan = _plan_in(target, x.shape, itemsize, policy.mesh, *in_force, policy.stored)
+    else:
+        plan = _plan_of(target, x.shape, itemsize, policy.mesh, None, policy.stored)
+    if plan is None:
+        return _without_mesh(x, target, policy)
+    if plan.fit.corrections and (policy.on_misfit != "adapt" or is_noticed(plan.fit)):
         _report(plan.fit, x, policy)
     return plan.trace(x) if traced else plan.put(x)
 
 
-def _without_mesh(x: Any, spec: PartitionSpec, policy: _Policy) -> Any:
+def _without_mesh(x: Any, target: PartitionSpec | NamedSharding, policy: _Policy) -> Any:
+    spec = target.spec if isinstance(target, NamedSharding) else target
     message = f"no mesh is in force: the constraint {spec} on shape {x.shape} does nothing"
     if policy.without_mesh == "error":
         raise NoMeshError(message, remedy="pass mesh=…, or enter `with jax.set_mesh(mesh):` (or `with mesh:`)")
@@ -199,23 +202,26 @@ def _decision(found: Fit, shape: Sequence[int], dtype: Any) -> Decision:
     return Decision(place_outside(), tuple(shape), str(dtype), found.spec, f"the constraint {found.asked}", found)
 
 
-def _itemsize(x: Any) -> int:
-    return getattr(x.dtype, "itemsize", 8)
+# ---- plans ----------------------------------------------------------------------------------------------------------
 
 
 class _Plan:
     """A constraint resolved against one shape, mesh and context: what to call, computed once and cached."""
 
-    __slots__ = ("auto", "explicit", "fit", "mesh", "on_mesh", "spec")
+    __slots__ = ("auto", "explicit", "fit", "memory_kind", "mesh", "on_mesh", "spec", "trace")
 
-    def __init__(self, found: Fit, mesh: AnyMesh, context: AbstractMesh | None) -> None:
-        self.fit, self.mesh, self.spec = found, mesh, found.spec
+    def __init__(self, found: Fit, mesh: AnyMesh, memory_kind: str | None, context: AnyMesh | None) -> None:
+        self.fit, self.mesh, self.spec, self.memory_kind = found, mesh, found.spec, memory_kind
         inside = context is not None and not context.empty
-        self.on_mesh = context if inside and context is not None else mesh
+        self.on_mesh = context if inside and isinstance(context, AbstractMesh) else mesh
         kinds = dict(zip(self.on_mesh.axis_names, self.on_mesh.axis_types, strict=True))
-        self.auto = self._part(kinds, AxisType.Auto)
+        auto = self._part(kinds, AxisType.Auto)
         self.explicit = self._part(kinds, AxisType.Explicit)
-        if self.auto is not None and self.explicit is not None:
+        self.auto = None if auto is None else self._constraint(auto, context)
+        self.trace: Callable[[Any], Any] = self._trace
+        if self.auto is not None and self.explicit is None:
+            self.trace = self.auto
+        elif self.auto is not None:
             _check_order(found, kinds)
 
     def _part(self, kinds: dict[str, AxisType], kind: AxisType) -> PartitionSpec | None:
@@ -228,14 +234,21 @@ class _Plan:
         ]
         return PartitionSpec(*entries)
 
-    def trace(self, x: Any) -> Any:
+    def _constraint(self, spec: PartitionSpec, context: AnyMesh | None) -> Callable[[Any], Any]:
+        free = frozenset(dim for dim, entry in enumerate(spec) if entry is FREE)
+        return auto_constraint(self._named(self.on_mesh, spec), context, free)
+
+    def _named(self, mesh: AnyMesh, spec: PartitionSpec) -> NamedSharding:
+        return _named(mesh, spec, self.memory_kind)
+
+    def _trace(self, x: Any) -> Any:
         """Apply inside a trace: reshard over Explicit axes, then constrain over Auto ones; Manual axes are dropped."""
         if self.explicit is not None:
-            sharding = _named(self.on_mesh, _without_free(self.explicit, self.on_mesh, x))
+            sharding = self._named(self.on_mesh, _without_free(self.explicit, self.on_mesh, x))
             # Where all axes are Explicit and jax.set_mesh is not, only a transfer carries the devices into the program.
             transfer = self.auto is None and isinstance(self.on_mesh, Mesh)
             x = jax.device_put(x, sharding) if transfer else jax.reshard(x, sharding)
-        return x if self.auto is None else jax.lax.with_sharding_constraint(x, _named(self.on_mesh, self.auto))
+        return x if self.auto is None else self.auto(x)
 
     def put(self, x: Any) -> Any:
         """Apply outside any trace: one transfer, no compilation."""
@@ -244,10 +257,12 @@ class _Plan:
                 f"the mesh in force is abstract ({describe_briefly(self.mesh)}): it has no devices to put an array on",
                 remedy="enter a mesh of devices, or call this inside jit or jax.eval_shape",
             )
-        return jax.device_put(x, _named(self.mesh, _without_free(self.spec, self.mesh, x)))
+        return jax.device_put(x, self._named(self.mesh, _without_free(self.spec, self.mesh, x)))
 
 
-_named = lru_cache(maxsize=16384)(NamedSharding)
+@lru_cache(maxsize=16384)
+def _named(mesh: AnyMesh, spec: PartitionSpec, memory_kind: str | None) -> NamedSharding:
+    return NamedSharding(mesh, spec, memory_kind=memory_kind)
 
 
 def _without_free(spec: PartitionSpec, mesh: AnyMesh, x: Any) -> PartitionSpec:
@@ -282,13 +297,47 @@ def _check_order(found: Fit, kinds: dict[str, AxisType]) -> None:
         raise SpecError("one dimension mixes axis types in the wrong order", problems)
 
 
+def _plan_of(
+    target: PartitionSpec | NamedSharding,
+    shape: tuple[int, ...],
+    itemsize: int,
+    given: AnyMesh | None,
+    context: AnyMesh | None,
+    stored: bool,
+) -> _Plan | None:
+    """The plan for the mesh in force now; None where there is none."""
+    if isinstance(target, NamedSharding):
+        spec, memory_kind, mesh = target.spec, target.memory_kind, current_mesh(target.mesh)
+    else:
+        spec, memory_kind, mesh = target, None, current_mesh(given)
+    if mesh is None or not mesh.axis_names:
+        return None
+    return _plan(spec, memory_kind, shape, itemsize, mesh, context, stored)
+
+
+@lru_cache(maxsize=16384)
+def _plan_in(
+    target: PartitionSpec | NamedSharding,
+    shape: tuple[int, ...],
+    itemsize: int,
+    given: AnyMesh | None,
+    abstract: AbstractMesh,
+    entered: Mesh,
+    stored: bool,
+) -> _Plan | None:
+    """`_plan_of` inside a trace, where the meshes in force, all of them arguments, say all there is to know."""
+    context = entered if abstract.empty else abstract
+    return _plan_of(target, shape, itemsize, given, context, stored)
+
+
 @lru_cache(maxsize=16384)
 def _plan(
     spec: PartitionSpec,
+    memory_kind: str | None,
     shape: tuple[int, ...],
     itemsize: int,
     mesh: AnyMesh,
-    context: AbstractMesh | None,
+    context: AnyMesh | None,
     stored: bool,
 ) -> _Plan:
-    return _Plan(fit_cached(spec, shape, mesh.shape_tuple, itemsize, stored), mesh, context)
+    return _Plan(fit_cached(spec, shape, mesh.shape_tuple, itemsize, stored), mesh, memory_kind, context)

@@ -103,11 +103,19 @@ def record(decision: Decision, *, warn: bool = False) -> None:
     """Put a decision into every open log; warn when asked to, when it costs much, or when every move is logged."""
     for log in _logs.get():
         log.append(decision)
-    costly = decision.fit.bytes_per_device >= WARN_ABOVE_BYTES
-    if decision.fit.corrections and (warn or costly or every_move_is_logged()):
+    if decision.fit.corrections and (warn or _deserves_a_warning(decision.fit)):
         what = f"{decision.path}: " if decision.path else ""
         for correction in decision.fit.corrections:
             warn_outside(f"{what}{decision.fit.asked} on shape {decision.shape}: {correction}")
+
+
+def is_noticed(fit: Fit) -> bool:
+    """Does `record` do anything with a correction that nobody asked to be warned about?"""
+    return bool(_logs.get()) or _deserves_a_warning(fit)
+
+
+def _deserves_a_warning(fit: Fit) -> bool:
+    return fit.bytes_per_device >= WARN_ABOVE_BYTES or every_move_is_logged()
 
 
 def every_move_is_logged() -> bool:
