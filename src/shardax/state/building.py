@@ -66,7 +66,8 @@ def build(lift: Lift, lifted: Lifted, gathered: Gathered, options: JitOptions) -
     if assigned is not None:
         lifted.pins = {n: sharding for n, sharding in enumerate(assigned[: lifted.cells]) if sharding is not None}
     lifted.out_shardings = options.out_shardings
-    lifted.needs_recipe = has(options.out_shardings, is_mapping_prefix) or has_graph_node(options.out_shardings)
+    if has(options.out_shardings, is_mapping_prefix) or has_graph_node(options.out_shardings):
+        lifted.needs_recipe = True  # never back to False: a trace may have learnt it
     donated = _donated_cells(lift, lifted)
     if options.donate == "state":
         jax.eval_shape(lifted.run, *gathered.operands())
