@@ -7,8 +7,9 @@ Auto axes, a reshard on Explicit ones, nothing on Manual ones; a plain transfer 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -47,7 +48,7 @@ def with_sharding_constraint(arr: Any, sharding: Any) -> Any:
     ...     with_sharding_constraint(jnp.ones((8, 6)), jax.P(("dp", "sp"), "tp")).sharding.spec
     P('dp',)
     """
-    return _constrain_tree(arr, sharding, _Policy("adapt", stored=True, without_mesh="warn"))
+    return _constrain_tree(arr, sharding, _STORED)
 
 
 def constrain(
@@ -68,10 +69,8 @@ def constrain(
     >>> constrain(jnp.ones((4, 8)), [sx.BATCH, sx.HEAD], mesh=mesh, on_misfit="adapt").sharding.spec
     P('fsdp', 'tp')
     """
-    check_misfit_policy(on_misfit)
-    resolve = partial((axes or _DEFAULT_AXES).resolve_spec, mode=mode)
-    policy = _Policy(on_misfit, stored=False, without_mesh="error", mesh=mesh, resolve=resolve)
-    return _constrain_tree(x, spec_or_axes, policy)
+    policy = _activations(on_misfit, axes, mode)
+    return _constrain_tree(x, spec_or_axes, policy if mesh is None else policy.on(mesh))
 
 
 def get_corrected_named_sharding(
@@ -102,22 +101,29 @@ def get_corrected_named_sharding(
 # ---- trees ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class _Policy:
     """What a front door decided for every leaf of one call: how misfits and a missing mesh are met."""
 
-    __slots__ = ("mesh", "on_misfit", "resolve", "stored", "without_mesh")
+    on_misfit: OnMisfit
+    stored: bool
+    without_mesh: Literal["warn", "error"]
+    resolve: Callable[[Any], PartitionSpec] | None = None
+    mesh: AnyMesh | None = None
 
-    def __init__(
-        self,
-        on_misfit: OnMisfit,
-        *,
-        stored: bool,
-        without_mesh: str,
-        mesh: MeshLike | None = None,
-        resolve: Callable[[Any], PartitionSpec] | None = None,
-    ) -> None:
-        self.on_misfit, self.stored, self.without_mesh = on_misfit, stored, without_mesh
-        self.mesh, self.resolve = None if mesh is None else as_mesh(mesh), resolve
+    def on(self, mesh: MeshLike) -> _Policy:
+        """The same, on a mesh that was given."""
+        return replace(self, mesh=as_mesh(mesh))
+
+
+_STORED = _Policy("adapt", stored=True, without_mesh="warn")
+
+
+@lru_cache(maxsize=256)
+def _activations(on_misfit: OnMisfit, axes: PartitionAxis | None, mode: str) -> _Policy:
+    check_misfit_policy(on_misfit)
+    resolve = partial((axes or _DEFAULT_AXES).resolve_spec, mode=mode)
+    return _Policy(on_misfit, stored=False, without_mesh="error", resolve=resolve)
 
 
 def _constrain_tree(tree: Any, sharding: Any, policy: _Policy) -> Any:

@@ -89,7 +89,7 @@ class PartitionManager:
             return constrain(leaf, spec, on_misfit=on_misfit, axes=paxis)
 
         if not isinstance(mode, str):
-            return _each_leaf(x, lay_out)
+            return lay_out(x) if isinstance(x, jax.Array) else _each_leaf(x, lay_out)
         spec = paxis.resolve_spec(axes, mode)
         if auto_correct or hasattr(x, "shape"):
             return constrain(x, spec, on_misfit=on_misfit, axes=paxis)

@@ -232,7 +232,7 @@ class PartitionAxis:
         >>> sx.PartitionAxis().resolve_spec([sx.BATCH, sx.QUERY_LENGTH, sx.HEAD, sx.HEAD_DIM], sx.MODE_PREFILL)
         P(('fsdp', 'dp'), 'sp', 'tp', None)
         """
-        whole = frozenset(dim for dim, size in enumerate(shape) if size == 1) if shape is not None else _NO_DIMS
+        whole = frozenset(dim for dim, size in enumerate(shape) if size == 1) if shape and 1 in shape else _NO_DIMS
         return _spec(self, frozen_axes(axes), is_generation(mode), REGISTRY.table, whole)
 
     # ---- the process-wide registry -----------------------------------------------------------------------------------
