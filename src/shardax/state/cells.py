@@ -132,14 +132,21 @@ def _read(cell: State, scope: Scope | None) -> Any:
             f"{cell!r} holds a tracer of a trace that is over",
             remedy="return the State from the traced function instead of storing it outside",
         )
-    if not trace_state_clean() and is_staged(current_trace()) and id(cell) not in _warned:
-        _warned.add(id(cell))
-        warnings.warn(
-            f"{cell!r} is read under a jax transformation that is not shardax's: its value is baked in as a constant "
-            "and later writes will not be seen; use shardax.jit",
-            stacklevel=4,
-        )
+    if not trace_state_clean() and is_staged(current_trace()):
+        warn_of_constant(cell, repr(cell))
     return value
+
+
+def warn_of_constant(cell: Any, described: str) -> None:
+    """Say, once per cell, that a transformation that does not know cells takes what it holds for a constant."""
+    if id(cell) in _warned:
+        return
+    _warned.add(id(cell))
+    warnings.warn(
+        f"{described} is read under a jax transformation that is not shardax's: its value is baked in as a constant "
+        "and later writes will not be seen; use shardax.jit",
+        stacklevel=5,
+    )
 
 
 def _write(cell: State, value: Any, scope: Scope | None) -> None:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import is_, itemgetter
 from typing import Any
 
+from shardax.state.graph import paths_of, survey
 from shardax.state.kinds import ARRAY, LIBRARIES, OBJECT, SCALAR, STATIC, UNKNOWN, Kind, role_of
 
 _EMPTY = object()
+_INSIDE = ("__wrapped__", "func", "__func__")  # where decorators, partials and methods keep their function
 
 
 class Watch:
@@ -166,3 +168,32 @@ def closed_over(function: Callable[..., Any]) -> tuple[list[Any], Watch]:
     search = _Search()
     search.visit(function)
     return list(search.cells.values()), search.watch
+
+
+def names_of(function: Callable[..., Any], cells: Sequence[Any]) -> list[str]:
+    """What closed-over cells are called: by the variables through which the function reaches them.
+
+    >>> from shardax.state.cells import State
+    >>> count, layers = State(0), [State(1)]
+    >>> names_of(lambda: (count.value, layers), [layers[0], count, State(2)])
+    ['layers[0]', 'count', 'State(2)']
+    """
+    inner: Any = function
+    while any(hasattr(inner, name) for name in _INSIDE):
+        inner = next(getattr(inner, name) for name in _INSIDE if hasattr(inner, name))
+    code = getattr(inner, "__code__", None)
+    found: dict[int, str] = {}
+    if code is not None:
+        places = {name: inner.__globals__[name] for name in _names_in(code) if name in inner.__globals__}
+        variables = dict(zip(code.co_freevars, map(contents, inner.__closure__ or ()), strict=True))
+        for name, value in (variables | places).items():
+            for path, cell in _cells_below(name, value):
+                found.setdefault(id(cell), path)
+    return [found.get(id(cell)) or " ".join(repr(cell).split()) for cell in cells]
+
+
+def _cells_below(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    walked = survey([(value, "auto")])
+    paths, _, _ = paths_of(walked.graph, [name])
+    for number, cell in enumerate(walked.cells):
+        yield paths[number], cell

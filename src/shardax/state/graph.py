@@ -264,7 +264,9 @@ def paths_of(graph: Graph, names: Sequence[str]) -> tuple[dict[int, str], dict[i
             elif tag == "n" and number not in nodes:
                 nodes[number] = path
                 record = graph.records[number]
-                following += [(ref, path + _step(record, key)) for ref, key in zip(record.refs, record.keys, strict=True)]
+                following += [
+                    (ref, path + _step(record, key)) for ref, key in zip(record.refs, record.keys, strict=True)
+                ]
         queue = following
     return cells, leaves, nodes
 

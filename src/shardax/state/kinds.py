@@ -248,6 +248,7 @@ _roles: dict[type, Any] = {
     jax.ShapeDtypeStruct: ARRAY,
 }
 _finders: list[Callable[[type], Any]] = []
+discoverers: list[Family] = []  # families that can tell which cells a function touches: entered for every trace
 _adapters = {"flax.nnx": "nnx", "brainstate": "brainstate"}
 LIBRARIES = frozenset(
     {

@@ -31,7 +31,7 @@ import jax
 from shardax._compat import trace_state_clean
 from shardax.state.cells import Family
 from shardax.state.effects import Result, carry_out, is_ref
-from shardax.state.environment import Watch, closed_over
+from shardax.state.environment import Watch, closed_over, names_of
 from shardax.state.forms import NONE_CHOSEN, Chosen, Form, argument_names, form_of
 from shardax.state.graph import Graph, Survey, paths_of, survey
 from shardax.state.kinds import holds_cells, role_of
@@ -371,5 +371,5 @@ class Lift:
     def cell_paths(self, lifted: Lifted) -> list[str]:
         """The paths of the cells of a lifted function, in their order."""
         cells, _, _ = paths_of(lifted.graph, self.root_names(lifted.form))
-        closed = [f"closed-over {cell!r}" for cell in lifted.environment.cells]
+        closed = [f"closed-over {name}" for name in names_of(self.function, lifted.environment.cells)]
         return [cells[place] for place in lifted.own] + closed

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
@@ -10,11 +11,11 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AxisType
 
-from shardax.state.cells import Family, scope_of
+from shardax.state.cells import Family, Scope, scope_of
 from shardax.state.effects import Effects, Emission, Result, is_ref
 from shardax.state.forms import Form
 from shardax.state.graph import Builder, Graph, Ref
-from shardax.state.kinds import holds_cells
+from shardax.state.kinds import discoverers, holds_cells
 from shardax.state.prefixes import Assignment
 
 
@@ -116,32 +117,23 @@ class Lifted:
         if holds_cells((plain, named), kinds=True):
             raise Misplaced
         raws, leaves = inputs[: self.cells], inputs[self.cells :]
-        closed = raws[len(self.own) :]
         with scope_of() as scope:
-            stand_ins = [
-                self.graph.specs[i][0].make(self.graph.specs[i][1], raw) for i, raw in zip(self.own, raws, strict=False)
-            ]
             before = [_contents(raw) for raw in raws]
-            tokens: list[Any] = []
             lasts: list[Any] = []
-            try:
-                for family, run in self.environment.families:
-                    tokens.append(family.enter(scope, self.environment.cells[run], closed[run]))
+            with self._redirected(scope, raws[len(self.own) :], lasts):
+                families = [self.graph.specs[number] for number in self.own]
+                stand_ins = [family.make(spec, raw) for (family, spec), raw in zip(families, raws, strict=False)]
                 builder, args, kwargs = self._arguments(stand_ins, leaves, plain, named)
                 out = self.function(*args, **kwargs)
                 emission, out = self._emit(builder, stand_ins, leaves, (plain, named), out)
-                specs = [self.graph.specs[place][0].spec(cell) for place, cell in zip(self.own, stand_ins, strict=True)]
-            finally:
-                for (family, _), token in zip(self.environment.families, tokens, strict=False):
-                    lasts += family.leave(scope, token)
-            if scope.found:
-                raise NewlyMet(scope.found)
+                specs = [family.spec(cell) for (family, _), cell in zip(families, stand_ins, strict=True)]
+                after = [family.get(cell) for (family, _), cell in zip(families, stand_ins, strict=True)]
+            after += lasts
             self.idle = frozenset(
                 place
                 for place, cell in enumerate(self.environment.cells)
                 if (slot := scope.slots.get(id(cell))) is not None and not (slot.read or slot.written)
             )
-            after = [self.graph.specs[i][0].get(cell) for i, cell in zip(self.own, stand_ins, strict=True)] + lasts
         for place, spec in enumerate(specs):
             if spec != self.graph.specs[self.own[place]][1]:
                 emission.recipe.respecs.append((place, spec))
@@ -151,6 +143,28 @@ class Lifted:
         values = [hold(after[place], pins.get(place)) for place in written]
         self.last = Effects(written, emission.recipe or None)
         return out, Result(self.last, [*values, *emission.values])
+
+    @contextmanager
+    def _redirected(self, scope: Scope, closed: Sequence[Any], lasts: list[Any]) -> Generator[None]:
+        """While it is open, the closed-over cells hold `closed`; what they held last comes into `lasts`."""
+        tokens: list[tuple[Family, Any]] = []
+        failure = None
+        try:
+            for family, run in self.environment.families:
+                tokens.append((family, family.enter(scope, self.environment.cells[run], closed[run])))
+            for family in discoverers:
+                if all(family is not entered for entered, _ in tokens):
+                    tokens.append((family, family.enter(scope, (), ())))
+            yield
+        except Exception as error:  # noqa: BLE001  raised again, unless it came of cells that had not been given
+            failure = error
+        finally:
+            for family, token in tokens:
+                lasts += family.leave(scope, token)
+        if scope.found:
+            raise NewlyMet(scope.found) from failure
+        if failure is not None:
+            raise failure
 
     def _arguments(
         self, stand_ins: Sequence[Any], leaves: Sequence[Any], plain: Any, named: Any

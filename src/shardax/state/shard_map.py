@@ -21,10 +21,11 @@ from shardax.errors import ArgumentError, ShardMapError
 from shardax.names.mesh import MeshLike, MeshSpec, as_mesh, required_mesh
 from shardax.state.building import mesh_key
 from shardax.state.forms import Chosen
-from shardax.state.kinds import Kind, role_of
+from shardax.state.kinds import Kind, holds_cells, role_of
 from shardax.state.lift import Gathered, Lift, Options
 from shardax.state.lifted import Lifted
-from shardax.state.mapping import MapOptions, Mapped, assign
+from shardax.state.map_specs import MapOptions, assign
+from shardax.state.mapping import Mapped
 
 
 class ShardMapped:
@@ -49,7 +50,9 @@ class ShardMapped:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        static = frozenset(name for name, value in kwargs.items() if not _is_data(value)) if kwargs else frozenset[str]()
+        static = (
+            frozenset(name for name, value in kwargs.items() if not _is_data(value)) if kwargs else frozenset[str]()
+        )
         lift = self._lifts.get(static)
         if lift is None:
             lift = self._lifts[static] = self._lift(static)
@@ -77,7 +80,8 @@ class ShardMapped:
     def _compile(self, lift: Lift, lifted: Lifted, gathered: Gathered) -> Callable[..., Any]:
         options = self._options
         mesh = required_mesh(options.mesh, "shard_map")
-        return Mapped(lifted, replace(options, mesh=mesh), assign(lift, lifted, gathered, options, mesh))
+        assigned = assign(lift, lifted, gathered, options, mesh)
+        return Mapped(lifted, replace(options, mesh=mesh), assigned, discover=not lift.met)
 
 
 def shard_map(
@@ -169,7 +173,8 @@ def _state_specs(given: Any, argument: str) -> StateSpecs:
         return StateSpecs(given, {}, ())
     if not isinstance(given, Mapping):
         raise ShardMapError(
-            f"{argument} is {type(given).__name__} {given!r}", remedy="a PartitionSpec for all, or {state: PartitionSpec}"
+            f"{argument} is {type(given).__name__} {given!r}",
+            remedy="a PartitionSpec for all, or {state: PartitionSpec}",
         )
     for cell, spec in given.items():
         role = role_of(type(cell))
@@ -182,8 +187,6 @@ def _state_specs(given: Any, argument: str) -> StateSpecs:
 
 def _is_data(value: Any) -> bool:
     """Can JAX trace this keyword argument, or does it hold cells? Everything else is configuration."""
-    from shardax.state.kinds import holds_cells
-
     return holds_cells(value) or all(
         isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)) or hasattr(leaf, "aval")
         for leaf in jax.tree.leaves(value)
