@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardax.report.palette import kind
 from shardax.report.svg import Svg
 from shardax.report.values import Chart, Roofline, show_seconds
-from shardax.tables import show_flops
+from shardax.tables import show_bytes, show_flops
 
 WIDE, TALL = 600.0, 260.0
 
@@ -70,7 +70,7 @@ def ticks(low: float, high: float, *, inside: bool = False, about: int = 5) -> l
 
 
 def roofline_svg(roofline: Roofline) -> str:
-    """Resources as roofs over a logarithmic floor; each dot is what the step reaches if that resource is the limit."""
+    """Bandwidths as roofs over a logarithmic floor; a dot is what a step reaches if that resource is its limit."""
     roofs = roofline.roofs
     knees = [roofline.peak / roof.bandwidth for roof in roofs]
     x = Scale(*_decades([*knees, *(roof.intensity for roof in roofs)]), 0, WIDE, log=True)
@@ -79,18 +79,21 @@ def roofline_svg(roofline: Roofline) -> str:
     picture = Svg(f"roofline: bound by {roofline.bound_by}")
     for power in _powers(x):
         picture.line([(x(power), 0), (x(power), TALL)], opacity=0.12, width=1)
-        picture.text(x(power), TALL + 18, _short(power), anchor="middle", size=11, quiet=True)
+        picture.text(x(power), TALL + 18, short(power), anchor="middle", size=11, quiet=True)
     for power in _powers(y):
         picture.line([(0, y(power)), (WIDE, y(power))], opacity=0.12, width=1)
         picture.text(-8, y(power) + 4, f"{show_flops(power)}/s", anchor="end", size=11, quiet=True)
     picture.text(WIDE, TALL + 36, "FLOP per byte moved", anchor="end", size=12, quiet=True)
     picture.line([(0, y(roofline.peak)), (WIDE, y(roofline.peak))], width=2)
     picture.text(WIDE, y(roofline.peak) - 6, f"peak {show_flops(roofline.peak)}/s", anchor="end", size=11)
-    for place, (roof, knee) in enumerate(zip(roofs, knees, strict=True)):
-        start = max(x.low, y.low / roof.bandwidth)
-        picture.line([(x(start), y(start * roof.bandwidth)), (x(knee), y(roofline.peak))], kind(place), 2.0)
+    slope = math.log10(x.high / x.low) / WIDE * TALL / math.log10(y.high / y.low)
+    for text, bandwidth in {f"{show_bytes(roof.bandwidth)}/s": roof.bandwidth for roof in roofs}.items():
+        start = max(x.low, y.low / bandwidth)
+        low = x(start), y(start * bandwidth)
+        picture.line([low, (x(roofline.peak / bandwidth), y(roofline.peak))], width=1.5, opacity=0.55)
+        picture.text(low[0] + 24, low[1] - 24 * slope + 13, text, size=11, quiet=True)
     for place, roof in enumerate(roofs):
-        at = f"{_short(roof.intensity)} FLOP per byte, {show_flops(roof.rate)}/s"
+        at = f"{short(roof.intensity)} FLOP per byte, {show_flops(roof.rate)}/s"
         hover = f"{roof.name}: {at}, {show_seconds(roof.seconds)}"
         picture.dot(x(roof.intensity), y(roof.rate), 6.5 if roof.name == roofline.bound_by else 4.5, kind(place), hover)
     return picture.render()
@@ -108,5 +111,12 @@ def _powers(scale: Scale) -> list[float]:
     return [10.0**power for power in range(low, high + 1, every)]
 
 
-def _short(number: float) -> str:
-    return f"{number:,.3g}" if number < 1e5 else f"{number:.0e}".replace("e+0", "e")
+def short(number: float) -> str:
+    """A number in three digits or so.
+
+    >>> short(0.02517), short(243.8), short(17_300), short(4.2e8)
+    ('0.0252', '244', '17,300', '4e8')
+    """
+    if number >= 1e6:
+        return f"{number:.0e}".replace("e+0", "e")
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def code_around(file: str, line: int, around: int = 2) -> tuple[tuple[int, str], ...]:
-    """Line numbers and texts, indentation taken off; empty where the file cannot be read.
+    """Line numbers and texts, without indentation and blank lines around; empty where the file cannot be read.
 
     >>> [number for number, _ in code_around(__file__, 3, around=1)], code_around("gone.py", 3)
     ([2, 3, 4], ())
@@ -19,7 +19,12 @@ def code_around(file: str, line: int, around: int = 2) -> tuple[tuple[int, str],
         return ()
     first, last = max(1, line - around), min(len(lines), line + around)
     found = textwrap.dedent("".join(text.rstrip().expandtabs(4) + "\n" for text in lines[first - 1 : last]))
-    return tuple(zip(range(first, last + 1), found.split("\n"), strict=False))
+    numbered = list(zip(range(first, last + 1), found.split("\n"), strict=False))
+    while numbered and not numbered[-1][1]:
+        numbered.pop()
+    while numbered and not numbered[0][1]:
+        numbered.pop(0)
+    return tuple(numbered)
 
 
 def short_file(file: str) -> str:

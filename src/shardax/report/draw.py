@@ -46,10 +46,14 @@ class Drawing:
         return "\n".join("".join(span.text for span in line) for line in self.spans())
 
     @property
-    def caption(self) -> str:
+    def words(self) -> str:
         """Shape, spec and mesh."""
-        name = f"{self.name}: " if self.name else ""
-        return f"{name}{list(self.blocks.shape)} {self.blocks.title}"
+        return f"{list(self.blocks.shape)} {self.blocks.title}"
+
+    @property
+    def caption(self) -> str:
+        """The name, if there is one, and the words."""
+        return f"{self.name}: {self.words}" if self.name else self.words
 
     def _way(self, dim: int | None, arrow: str) -> str:
         if dim is None:

@@ -7,10 +7,9 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from shardax.report.html_blocks import Anchors, block_markup, section_markup
-from shardax.report.markup import Markup, join, tag
+from shardax.report.html_blocks import Anchors, part_markup
+from shardax.report.markup import Markup, tag
 from shardax.report.sections import shown_as
-from shardax.report.values import Block, Section
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -34,7 +33,7 @@ def page(*values: object, title: str = "shardax report", lead: str = "") -> str:
     """The page as text."""
     shown = [shown_as(value) for value in values]
     anchors = Anchors()
-    body = [_part(part, anchors) for part in shown]
+    body = [part_markup(part, anchors) for part in shown]
     links = [tag("a", words, href=f"#{name}") for name, words in anchors.top]
     head = tag(
         "head",
@@ -59,18 +58,12 @@ def page(*values: object, title: str = "shardax report", lead: str = "") -> str:
 
 def fragment(value: object) -> str:
     """A value inside another page, such as a notebook's: the same blocks, styled for that place only."""
-    part = _part(shown_as(value), Anchors())
+    part = part_markup(shown_as(value), None)
     style = tag("style", _file("page.css"))
     return tag("div", style, part, class_="shardax")
-
-
-def _part(part: Block | Section, anchors: Anchors) -> Markup:
-    if isinstance(part, Section):
-        return section_markup(part, anchors)
-    return tag("section", block_markup(part, 2))
 
 
 @cache
 def _file(name: str) -> Markup:
     """A file of this room, as it is: ours, so it closes no tag."""
-    return join(Markup(files("shardax.report").joinpath(name).read_text(encoding="utf-8")))
+    return Markup(files("shardax.report").joinpath(name).read_text(encoding="utf-8"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from shardax.report.charts import chart_svg, roofline_svg
+from shardax.report.charts import chart_svg, roofline_svg, short
+from shardax.report.draw import Drawing
 from shardax.report.markup import Markup, join, tag
 from shardax.report.mesh_drawing import MeshDrawing
 from shardax.report.palette import kind
@@ -31,7 +32,9 @@ from shardax.report.values import (
 )
 from shardax.tables import show_bytes, show_flops
 
-SEARCHED_FROM = 16  # rows from which on a table can be searched
+SEARCHED_FROM = 20  # rows from which on a table can be searched
+WHOLE, WHOLE_CODE = 18, 32  # characters up to which a cell never breaks
+BARELY = 5  # rows more than a grid would show are shown too
 
 
 class Anchors:
@@ -62,6 +65,14 @@ def section_markup(section: Section, anchors: Anchors | None = None, level: int 
     return tag("section", heading, *lead, *inner, id=name)
 
 
+def part_markup(part: Block | Section, anchors: Anchors | None) -> Markup:
+    """What stands at the top of a page: a section, or one block as its own section."""
+    if isinstance(part, Section):
+        return section_markup(part, anchors)
+    title = getattr(part, "title", "")
+    return tag("section", block_markup(part, 2), id=anchors.name(title) if anchors and title else None)
+
+
 def block_markup(block: Block, level: int) -> Markup:
     """One block, its title as a heading of that level."""
     title = getattr(block, "title", "")
@@ -86,14 +97,15 @@ def _legend_of(named: list[tuple[str, str]]) -> Markup:
 
 def _grid(grid: Grid) -> Markup:
     head = tag("tr", *map(_head, grid.columns))
-    body = [
-        tag("tr", *(_cell(cell, column) for cell, column in zip(row, grid.columns, strict=True)),
-            class_="more" if place >= grid.most else None)
+    full = [max((row[place].share or 0.0 for row in grid.rows), default=0.0) for place in range(len(grid.columns))]
+    most = grid.most if len(grid.rows) > grid.most + BARELY else len(grid.rows)
+    body = (
+        tag("tr", *map(_cell, row, grid.columns, full), class_="more" if place >= most else None)
         for place, row in enumerate(grid.rows)
-    ]  # fmt: skip
+    )
     table = tag("table", tag("thead", head), tag("tbody", *body))
-    most = grid.most if len(grid.rows) > grid.most else None
-    return tag("div", table, class_="grid", data_most=most, data_search=len(grid.rows) >= SEARCHED_FROM)
+    cut = most if most < len(grid.rows) else None
+    return tag("div", table, class_="grid", data_most=cut, data_search=len(grid.rows) >= SEARCHED_FROM)
 
 
 def _head(column: Column) -> Markup:
@@ -105,10 +117,12 @@ def _classes(column: Column) -> str | None:
     return " ".join(name for name, on in found if on) or None
 
 
-def _cell(cell: Cell, column: Column) -> Markup:
+def _cell(cell: Cell, column: Column, full: float) -> Markup:
+    """A cell; the bar below a share is full for the largest share of its column."""
     tone = cell.tone if cell.tone != "plain" else ""
-    names = " ".join(filter(None, (_classes(column), tone, "share" if cell.share is not None else "")))
-    style = f"--share:{100 * cell.share:.1f}%" if cell.share is not None else None
+    short = "whole" if len(cell.text) <= (WHOLE_CODE if column.code else WHOLE) else ""
+    names = " ".join(filter(None, (_classes(column), tone, short, "share" if cell.share is not None else "")))
+    style = f"--share:{cell.share / (full or 1.0):.3f}" if cell.share is not None else None
     return tag("td", _breakable(cell.text) if column.code else cell.text, class_=names or None, style=style,
                data_sort=cell.sort)  # fmt: skip
 
@@ -123,25 +137,32 @@ def _breakable(text: str) -> Markup:
 
 
 def _bars(bars: Bars) -> Markup:
-    limit = None
+    limit = ""
     if bars.limit is not None:
         at = 100 * bars.limit / bars.scale
         limit = tag("i", class_="limit", style=f"left:{at:.2f}%", title=bars.limit_text)
-    rows = [part for bar in bars.bars for part in _bar(bar, bars.scale, limit)]
+    detailed = any(bar.detail for bar in bars.bars)
+    rows = [tag("div", *_bar(bar, bars.scale, limit, detailed)) for bar in bars.bars]
     if bars.limit_text:
-        rows += [tag("span"), tag("span", tag("span", bars.limit_text), class_="limit-text"), tag("span")]
+        rows.append(tag("div", tag("span", bars.limit_text, class_="limit-text")))
     legend = [_legend_of(_parts(bars))] if bars.legend else []
-    return join(tag("div", *rows, class_="bars"), *legend)
+    return join(tag("div", *rows, class_="bars detailed" if detailed else "bars"), *legend)
 
 
-def _bar(bar: Bar, scale: float, limit: Markup | None) -> tuple[Markup, Markup, Markup]:
+def _bar(bar: Bar, scale: float, limit: str, detailed: bool) -> Iterator[Markup]:
     parts = (
-        tag("b", style=f"width:{100 * part.size / scale:.3f}%;background:{kind(part.colour)}",
-            title=f"{part.label} {part.text}")
+        tag(
+            "b",
+            style=f"width:{100 * part.size / scale:.3f}%;background:{kind(part.colour)}",
+            title=f"{part.label} {part.text}",
+        )
         for part in bar.parts
-    )  # fmt: skip
-    track = tag("span", *parts, *([limit] if limit else []), class_="track")
-    return tag("span", bar.label, class_=f"label {bar.tone}"), track, tag("span", bar.text, class_="amount")
+    )
+    yield tag("span", bar.label, class_=f"label {bar.tone}")
+    yield tag("span", *parts, *filter(None, [limit]), class_="track")
+    yield tag("span", bar.text, class_="amount")
+    if detailed:
+        yield tag("span", bar.detail, class_="detail")
 
 
 def _parts(bars: Bars) -> list[tuple[str, str]]:
@@ -196,7 +217,7 @@ def _code_site(site: CodeSite, whole: int) -> Markup:
         *([tag("span", f"in {site.function}")] if site.function else []),
         tag("span", f"over {site.axes}", class_="axes"),
     )
-    details = tag("ul", *(tag("li", line) for line in site.details))
+    details = tag("ul", *(tag("li", tag("span", size, class_="amount"), words) for size, words in site.details))
     return tag(
         "article", head, *([tag("pre", *code)] if site.code else []), details, style=f"--share:{100 * share:.1f}%"
     )
@@ -211,15 +232,25 @@ def _pictures(pictures: Pictures) -> Markup:
 
 def _picture(drawing: Drawn) -> Markup:
     picture = tag("div", Markup(drawing.svg(caption=False)), class_="scroll")
-    if not isinstance(drawing, MeshDrawing):
-        return tag("figure", tag("figcaption", drawing.caption), picture)
-    choices = tag("div", *(
+    if isinstance(drawing, MeshDrawing):
+        return _mesh(drawing, picture)
+    if isinstance(drawing, Drawing) and drawing.name:
+        caption = tag("strong", _breakable(drawing.name)), tag("br"), drawing.words
+        return tag("figure", tag("figcaption", *caption), picture)
+    return tag("figure", tag("figcaption", drawing.caption), picture)
+
+
+def _mesh(drawing: MeshDrawing, picture: Markup) -> Markup:
+    """A mesh with a button for every axis that it can be coloured along."""
+    choices = (
         tag("button", name, type="button", data_axis=place, aria_pressed="true" if name == drawing.axis else "false")
         for place, name in enumerate(drawing.spec.names)
-    ), class_="choices", role="group", aria_label="Colour by axis")  # fmt: skip
-    words = tag("span", "colour and number: place along ", class_="quiet")
-    caption = tag("figcaption", drawing.caption)
-    return tag("figure", caption, tag("div", words, choices), picture, class_="mesh", data_colours=drawing.colours())
+    )
+    group = tag("span", *choices, class_="choices", role="group", aria_label="Colour by axis")
+    words = tag("p", "colour and number: place along ", tag("b", drawing.axis), group, class_="way")
+    return tag(
+        "figure", tag("figcaption", drawing.caption), words, picture, class_="mesh", data_colours=drawing.colours()
+    )
 
 
 def _roofline(roofline: Roofline) -> Markup:
@@ -234,7 +265,7 @@ def _roofline(roofline: Roofline) -> Markup:
         (
             Cell(roof.name, tone="warn" if roof.name == roofline.bound_by else "plain"),
             Cell(f"{show_bytes(roof.bandwidth)}/s", roof.bandwidth),
-            Cell(f"{roof.intensity:,.3g}", roof.intensity),
+            Cell(short(roof.intensity), roof.intensity),
             Cell(f"{show_flops(roof.rate)}/s", roof.rate),
             Cell(show_seconds(roof.seconds), roof.seconds),
         )

@@ -66,7 +66,8 @@ def by_axis(ledger: Ledger) -> Bars:
             for op in sorted({row.op for row in rows}, key=_colour)
             if (size := sum(row.wire_bytes for row in rows if row.op == op))
         ]
-        bars.append(Bar(over(axes, rows), tuple(parts), f"{show_bytes(group.wire_bytes)} in {group.executions:,}"))
+        times = plural(group.executions, "collective")
+        bars.append(Bar(over(axes, rows), tuple(parts), show_bytes(group.wire_bytes), times))
     return Bars("Sent by each device, by mesh axis", tuple(bars), legend=True)
 
 
@@ -95,8 +96,10 @@ def _site(file: str, line: int, rows: Sequence[Collective]) -> CodeSite:
         kinds.setdefault((row.op, over(row.axes, [row]), row.phase, row.dtype), []).append(row)
     sized = sorted(kinds.items(), key=lambda item: -sum(row.wire_bytes for row in item[1]))
     details = tuple(
-        f"{sum(row.count for row in alike):,} × {op} over {axes}, {phase}, {dtype}: "
-        f"{show_bytes(sum(row.wire_bytes for row in alike))}"
+        (
+            show_bytes(sum(row.wire_bytes for row in alike)),
+            f"{sum(row.count for row in alike):,} × {op} over {axes}, {phase}, {dtype}",
+        )
         for (op, axes, phase, dtype), alike in sized
     )
     function = rows[0].function.rpartition("<locals>.")[2]

@@ -63,7 +63,7 @@
       grid.classList.add("short");
       bar.append(all);
     }
-    if (bar.childElementCount) grid.before(bar);
+    if (bar.childElementCount) grid.after(bar);
   };
 
   const recolour = (figure, axis) => {

@@ -161,6 +161,8 @@ def _worries(proof: Proof) -> Iterator[Block]:
 def memory_section(memory: Memory, refusal: str = "") -> Section:
     """Bars against what the device gives, and the largest buffers."""
     blocks: list[Block] = [memory_bars(memory, refusal)]
+    if len(memory.groups) > 1:
+        blocks.append(argument_bars(memory))
     if memory.buffers:
         rows = tuple((bytes_cell(b.bytes), Cell(b.what), Cell(b.place)) for b in memory.buffers)
         blocks.append(Grid("Largest buffers", BUFFERS, rows, most=5))
@@ -168,7 +170,7 @@ def memory_section(memory: Memory, refusal: str = "") -> Section:
 
 
 def memory_bars(memory: Memory, refusal: str = "") -> Bars:
-    """The peak by what it is made of; the arguments by where they come from."""
+    """The peak by what it is made of, against what the device has."""
     parts = [Part("arguments", memory.arguments, show_bytes(memory.arguments), 0)]
     if not refusal:
         new = memory.outputs - memory.aliased
@@ -177,12 +179,18 @@ def memory_bars(memory: Memory, refusal: str = "") -> Bars:
     other = memory.peak - sum(part.size for part in parts)
     if other > 0:
         parts.append(Part("compiler's own", other, show_bytes(other), 6))
-    bars = [Bar("at once", tuple(part for part in parts if part.size > 0), show_bytes(memory.peak))]
-    groups = memory.groups if len(memory.groups) > 1 else ()
-    bars += [Bar(name, (Part("arguments", size, show_bytes(size), 0),), show_bytes(size)) for name, size in groups[:8]]
-    left = f"… and {plural(len(groups) - 8, 'smaller argument')}" if len(groups) > 8 else ""
+    bar = Bar("at once", tuple(part for part in parts if part.size > 0), show_bytes(memory.peak))
     limit_text = f"device {show_bytes(memory.hbm)}" if memory.hbm is not None else ""
-    return Bars("", tuple(bars), memory.hbm, limit_text, legend=True, notes=(left,) if left else ())
+    return Bars("", (bar,), memory.hbm, limit_text, legend=True)
+
+
+def argument_bars(memory: Memory) -> Bars:
+    """The arguments by where they come from, on a scale of their own: beside the device's memory they may be hairs."""
+    shown = memory.groups[:8]
+    bars = tuple(Bar(name, (Part(name, size, show_bytes(size), 0),), show_bytes(size)) for name, size in shown)
+    left = len(memory.groups) - len(shown)
+    notes = (f"… and {plural(left, 'smaller argument')}",) if left else ()
+    return Bars("Arguments", bars, notes=notes)
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------
@@ -210,7 +218,8 @@ def time_bars(estimate: Estimate) -> Bars:
         Bar(
             name,
             (Part(name, seconds, show_seconds(seconds), colour),),
-            f"{show_seconds(seconds)} · {source}",
+            show_seconds(seconds),
+            source,
             "warn" if name == estimate.bottleneck else "plain",
         )
         for name, seconds, source, colour in sorted(rows, key=lambda row: -row[1])

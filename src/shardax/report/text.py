@@ -171,8 +171,10 @@ def _code_sites(sites: CodeSites, width: int) -> Iterator[Text]:
         indent = " " * (wide + 7)
         if site.text:
             yield Text(indent + cut(site.text, width - len(indent)))
-        for detail in site.details[:3]:
-            yield Text(indent + cut(detail, width - len(indent)), "dim")
+        sized = site.details[:3]
+        for amount, words in sized:
+            line = f"{amount:>{max(len(amount) for amount, _ in sized)}}  {words}"
+            yield Text(indent + cut(line, width - len(indent)), "dim")
     if len(sites.sites) > sites.most:
         rest = sum(site.size for site in sites.sites[sites.most :])
         yield Text(f"… and {len(sites.sites) - sites.most} more lines, {show_bytes(rest)}", "dim")

@@ -82,6 +82,7 @@ class Bar:
     label: str
     parts: tuple[Part, ...]
     text: str
+    detail: str = ""
     tone: Tone = "plain"
 
     @property
@@ -149,7 +150,7 @@ class CodeSite:
     function: str
     size: int
     times: int
-    details: tuple[str, ...]  # one per kind of operation
+    details: tuple[tuple[str, str], ...]  # per kind of operation its size and words
     code: tuple[tuple[int, str], ...]  # line number, text; empty where the file is not here
     line: int
     axes: str
