@@ -161,6 +161,20 @@ def launch(
     return launched(command, processes, devices, grace)
 
 
+@app.command(rich_help_panel=RUN)
+@answers
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the page goes.")] = Path(
+        "shardax-report"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="One compiler, fewer steps.")] = False,
+) -> Answer:
+    """A small GPT on eight simulated devices: laid out, proved, trained, killed and resumed."""
+    from shardax.demo.story import demo as told
+
+    return told(output, quick=quick)
+
+
 def main() -> None:
     """The entry point of `shardax` and of `python -m shardax`."""
     try:

@@ -31,10 +31,9 @@ def console(stderr: bool = False) -> Console:
 
 def show(*values: Any) -> None:
     """Each value in its own form, an empty line between them."""
-    for number, value in enumerate(values):
-        if number:
-            console().print()
-        console().print(Text(str(value)), soft_wrap=True)
+    from shardax.report.text import print_report  # with it comes JAX, which help and usage errors do without
+
+    print_report(*values, console=console())
 
 
 @contextmanager
