@@ -9,21 +9,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import jax
 
+from shardax.state.cells import Family
 from shardax.state.graph import Builder, Record, Ref
-from shardax.state.kinds import ARRAY, STATIC, Frozen, Kind, Mode, role_in
+from shardax.state.kinds import ARRAY, STATIC, Frozen, Kind, Mode, role_in, role_of
+from shardax.state.program import Pick, everything, picker
+
+
+class Write(NamedTuple):
+    """Written cells of one family, and where their values stand in a result."""
+
+    family: Family
+    cells: Pick
+    values: slice
 
 
 class Effects:
     """The static part of a result. Compared by identity: each trace makes its own."""
 
-    __slots__ = ("recipe", "written")
+    __slots__ = ("_writes", "recipe", "written")
 
     def __init__(self, written: tuple[int, ...], recipe: Recipe | None) -> None:
         self.written, self.recipe = written, recipe
+        self._writes: tuple[Write, ...] | None = None
+
+    def writes(self, cells: Sequence[Any]) -> tuple[Write, ...]:
+        """The written cells, a run of one family at a time. The cell in a place is of one family in every call."""
+        if self._writes is None:
+            families = [role_of(type(cells[place])) for place in self.written]
+            runs = [list(run) for _, run in groupby(range(len(families)), lambda number: id(families[number]))]
+            self._writes = tuple(
+                Write(
+                    families[run[0]],
+                    picker([self.written[number] for number in run], len(cells)) or everything,
+                    slice(run[0], run[-1] + 1),
+                )
+                for run in runs
+            )
+        return self._writes
 
 
 class Result:
@@ -36,6 +63,17 @@ class Result:
 
 
 jax.tree_util.register_pytree_node(Result, lambda result: (result.values, result.effects), Result)
+
+
+def with_moved(result: Result, moved: dict[int, Any]) -> Result:
+    """The result of a call that put cells elsewhere first: they are stored like written ones."""
+    effects, values = result.effects, list(result.values)
+    count = len(effects.written)
+    more = {place: array for place, array in moved.items() if place not in effects.written}
+    if not more:
+        return result
+    written = (*effects.written, *more)
+    return Result(Effects(written, effects.recipe), [*values[:count], *more.values(), *values[count:]])
 
 
 @dataclass(eq=False)

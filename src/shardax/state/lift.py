@@ -325,16 +325,14 @@ class Lift:
     def finish(self, gathered: Gathered, out: Any, result: Result, inside: bool = False) -> Any:
         """Write what was written, change what was changed, and return what the function returned."""
         effects, values, cells = result.effects, result.values, gathered.cells
-        written = effects.written
-        recipe = effects.recipe
-        if recipe is not None:
+        if effects.recipe is not None:
             out = self._carry_out(gathered, out, result)
-        for place, value in zip(written, values, strict=False):
-            family = role_of(type(cells[place]))
-            if inside:
-                family.set(cells[place], value)
-            else:
-                family.write_all((cells[place],), (value,))
+        if inside:
+            for place, value in zip(effects.written, values, strict=False):
+                role_of(type(cells[place])).set(cells[place], value)
+            return out
+        for family, written, part in effects.writes(cells):
+            family.write_all(written(cells), values[part])
         return out
 
     def _carry_out(self, gathered: Gathered, out: Any, result: Result) -> Any:

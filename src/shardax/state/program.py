@@ -29,19 +29,18 @@ class Match(NamedTuple):
     nodes: list[Sequence[Any]]
 
 
-def _picker(positions: Sequence[int], size: int) -> Pick | None:
+def picker(positions: Sequence[int], size: int) -> Pick | None:
     """The fastest way to take these positions from a sequence of `size`; None where nothing is taken."""
     if not positions:
         return None
     first, count = positions[0], len(positions)
-    if count == size:
-        return _all
     if list(positions) == list(range(first, first + count)):
-        return itemgetter(slice(first, first + count))
+        return everything if count == size else itemgetter(slice(first, first + count))
     return itemgetter(*positions)  # more than one: a tuple
 
 
-def _all(objects: Sequence[Any]) -> Sequence[Any]:
+def everything(objects: Sequence[Any]) -> Sequence[Any]:
+    """The picker of all positions."""
     return objects
 
 
@@ -65,7 +64,7 @@ class _Members:
     def __init__(self, group: Group, size: int) -> None:
         kind = group.kind
         self.kind: Kind = kind
-        self.pick = _picker(group.positions, size)
+        self.pick = picker(group.positions, size)
         self.mapping = kind.mapping
         self.extras = group.extras
         self.keys = group.keys
@@ -127,11 +126,11 @@ class _Stage:
     def __init__(self, level: Level) -> None:
         size = len(level.objects)
         self.types = list(map(type, level.objects))
-        self.cells = _picker(level.cells, size)
-        self.leaves = _picker(level.leaves, size)
-        self.statics = _picker(level.statics, size)
+        self.cells = picker(level.cells, size)
+        self.leaves = picker(level.leaves, size)
+        self.statics = picker(level.statics, size)
         self.values = [level.objects[position] for position in level.statics]
-        self.occurrences = _picker(level.occurrences, size)
+        self.occurrences = picker(level.occurrences, size)
         self.groups = [_Members(group, size) for group in level.groups]
 
 

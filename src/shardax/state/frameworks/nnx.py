@@ -17,8 +17,6 @@ from flax.nnx import graphlib, pytreelib, tracers
 from shardax.state.cells import Scope
 from shardax.state.kinds import Frozen, Kind, Mode, Opened, register
 
-_get_raw = attrgetter("_raw_value")
-_get_metadata = attrgetter("_var_metadata")
 _set_raw: Any = nnx.Variable.__dict__["_raw_value"].__set__
 _INTERNAL = frozenset({"_pytree__state", "_pytree__nodes"})
 
@@ -68,7 +66,7 @@ class Variables:
         return [dict(cell._var_metadata) for cell in cells]
 
     def read_all(self, cells: Sequence[Any], snapshot: list[dict[str, Any]]) -> Sequence[Any] | None:
-        if list(map(_get_metadata, cells)) != snapshot:
+        if [cell._var_metadata for cell in cells] != snapshot:
             return None
         return [cell._raw_value for cell in cells]
 
