@@ -9,6 +9,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from shardax.tables import notebooks_show as _notebooks_show
+
 __version__ = "0.1.0"
 
 
@@ -34,3 +36,12 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_index()})
+
+
+def _in_a_notebook(value: object) -> str:
+    from shardax.report.html import fragment
+
+    return fragment(value)
+
+
+_notebooks_show(_in_a_notebook)

@@ -6,7 +6,20 @@ Rooms return tables; only `report/` adds colour and pages. So a value prints wel
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
 from dataclasses import dataclass
+
+_notebook: list[Callable[[object], str]] = []  # what the front door has registered; the last one counts
+
+
+def notebooks_show(show: Callable[[object], str]) -> None:
+    """Say what a notebook shows of a value. Rooms may not reach up to `report/`; the front door hands it down here."""
+    _notebook.append(show)
+
+
+def notebook_html(value: object) -> str:
+    """What a notebook shows of a value: what was registered last, else its text as it is."""
+    return _notebook[-1](value) if _notebook else f"<pre>{html.escape(str(value))}</pre>"
 
 
 @dataclass(frozen=True)

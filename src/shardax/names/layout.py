@@ -28,7 +28,7 @@ from shardax.names.paths import flatten, rebuild
 from shardax.names.rules import Rules
 from shardax.names.spec import OnMisfit, as_spec, check_misfit_policy, fit_cached, misfit_error
 from shardax.names.tokens import MODE_TRAIN
-from shardax.tables import Table, show_bytes
+from shardax.tables import Table, notebook_html, show_bytes
 
 
 class ResolvesAxes(Protocol):
@@ -157,7 +157,7 @@ class Layout:
         return str(self.table(most=40))
 
     def _repr_html_(self) -> str:
-        return self.table()._repr_html_()  # pyright: ignore[reportPrivateUsage]
+        return notebook_html(self)
 
     # ---- files ------------------------------------------------------------------------------------------------------
 

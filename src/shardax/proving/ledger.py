@@ -12,7 +12,7 @@ from shardax.proving.hlo import HloModule
 from shardax.proving.integrity import consistent
 from shardax.proving.remat import attach_messages, remat_messages
 from shardax.proving.slices import partitions
-from shardax.tables import Table, show_bytes
+from shardax.tables import Table, notebook_html, show_bytes
 
 Key = TypeVar("Key", bound=Hashable)
 _SHOWN = 20
@@ -150,7 +150,7 @@ class Ledger:
         return str(self.table()) if self.rows or self.notes or self.warnings else "no collectives"
 
     def _repr_html_(self) -> str:
-        return self.table()._repr_html_() if self.rows else "<p>no collectives</p>"  # pyright: ignore[reportPrivateUsage]
+        return notebook_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `Ledger.from_json` gives the same ledger back."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from shardax.proving.memory import Memory
 from shardax.proving.placing import Placed, Replicated
 from shardax.proving.proof_text import proof_text
 from shardax.proving.target import Target
+from shardax.tables import notebook_html
 
 VERSION = 1
 
@@ -100,7 +100,7 @@ class Proof:
         return proof_text(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return notebook_html(self)
 
     # ---- files ------------------------------------------------------------------------------------------------------
 

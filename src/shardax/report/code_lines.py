@@ -10,8 +10,8 @@ from pathlib import Path
 def code_around(file: str, line: int, around: int = 2) -> tuple[tuple[int, str], ...]:
     """Line numbers and texts, without indentation and blank lines around; empty where the file cannot be read.
 
-    >>> [number for number, _ in code_around(__file__, 3, around=1)], code_around("gone.py", 3)
-    ([2, 3, 4], ())
+    >>> [number for number, _ in code_around(__file__, 3, around=2)], code_around("gone.py", 3)
+    ([1, 2, 3, 4, 5], ())
     """
     linecache.checkcache(file)
     lines = linecache.getlines(file)

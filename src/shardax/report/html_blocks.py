@@ -53,22 +53,24 @@ class Anchors:
         return name
 
 
-def section_markup(section: Section, anchors: Anchors | None = None, level: int = 2) -> Markup:
-    """A section with its heading; those at the top (with anchors) can be linked to."""
+def section_markup(section: Section, anchors: Anchors | None = None, level: int = 2, folded: bool = False) -> Markup:
+    """A section with its heading; those at the top (with anchors) can be linked to, long ones may be folded."""
     name = anchors.name(section.title) if anchors else None
     heading = tag(f"h{min(level, 6)}", section.title)
     lead = [tag("p", section.lead, class_="lead")] if section.lead else []
     inner = (
-        section_markup(block, None, level + 1) if isinstance(block, Section) else block_markup(block, level + 1)
+        section_markup(block, None, level + 1, folded) if isinstance(block, Section) else block_markup(block, level + 1)
         for block in section.blocks
     )
+    if folded and section.page_only:
+        return tag("details", tag("summary", section.title), *lead, *inner)
     return tag("section", heading, *lead, *inner, id=name)
 
 
 def part_markup(part: Block | Section, anchors: Anchors | None) -> Markup:
-    """What stands at the top of a page: a section, or one block as its own section."""
+    """What stands at the top of a page, or (without anchors) in another's: a section, or a block as its own."""
     if isinstance(part, Section):
-        return section_markup(part, anchors)
+        return section_markup(part, anchors, folded=anchors is None)
     title = getattr(part, "title", "")
     return tag("section", block_markup(part, 2), id=anchors.name(title) if anchors and title else None)
 
