@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from shardax._compat import jit_cache_size
 from shardax.names.mesh import current_mesh
-from shardax.state.effects import Effects, Result
+from shardax.state.effects import Result, with_moved
 from shardax.state.lift import Gathered, Lift
 from shardax.state.lifted import Lifted
 from shardax.state.prefixes import (
@@ -168,7 +168,7 @@ class Keeper:
         out, result = jitted(*operands)
         if jit_cache_size(jitted) != before:
             result = self._keep(inputs or self._shardings(operands), operands, result)
-        return out, _with_moved(result, moved) if moved else result
+        return out, with_moved(result, moved) if moved else result
 
     def _value(self, operands: Any, place: int) -> Any:
         part, number = self.get[place]
@@ -229,13 +229,3 @@ class Keeper:
         run = functools.partial(self.lifted.run_pinned, {**self.lifted.pins, **strayed})
         self.variants[tuple(inputs.items())] = _jit(self.lifted, self.options, self.assigned, run)
         return Result(result.effects, values)
-
-
-def _with_moved(result: Result, moved: dict[int, Any]) -> Result:
-    effects, values = result.effects, list(result.values)
-    count = len(effects.written)
-    more = {place: array for place, array in moved.items() if place not in effects.written}
-    if not more:
-        return result
-    written = (*effects.written, *more)
-    return Result(Effects(written, effects.recipe), [*values[:count], *more.values(), *values[count:]])

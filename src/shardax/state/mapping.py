@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, get_abstract_mesh
 
 from shardax._compat import trace_state_clean
@@ -14,11 +16,12 @@ from shardax.arrays.constrain import constrain
 from shardax.errors import Offence, ShardMapError
 from shardax.names.mesh import same_mesh
 from shardax.names.spec import axes_in
-from shardax.state.effects import Effects, Result
+from shardax.state.effects import Effects, Result, with_moved
 from shardax.state.lifted import Lifted
 from shardax.state.map_specs import REPLICATED, Assigned, MapOptions, Specs, check_fit, cut
 from shardax.state.prefixes import has, has_graph_node, is_mapping_prefix, is_prefix_leaf
 
+_get_sharding = attrgetter("sharding")
 _SHARDS = 0x73686172  # between a key and the index of a shard: no split and no count of draws reaches so far
 _CLASH = re.compile(
     r"incompatible shapes|broadcast|same shape|shapes? mismatch|sizes? must|dimensions to (match|have)", re.I
@@ -41,40 +44,92 @@ class Mapped:
         self.more: tuple[Any, ...] = ()  # specs of what a recipe carries out
         self.explicit = AxisType.Explicit in options.mesh.axis_types
         lifted.needs_recipe = has(options.out_specs, is_mapping_prefix) or has_graph_node(options.out_specs)
-        self.jitted = jax.jit(self.run)
+        self.seen: list[Any] = []  # the shardings of the cells when they were last found in place
+        self._compile()
         self.discover = discover and any(
             getattr(family, "discovers", False) for family, _ in lifted.environment.families
         )
         self.elsewhere = False  # operands were committed to other devices once: from then on they are placed
 
     def __call__(self, *operands: Any) -> tuple[Any, Result]:
+        moved: dict[int, Any] = {}
+        if not trace_state_clean():
+            dispatch = self.staged
+        else:
+            dispatch = self._dispatch
+            operands, moved = self._place(operands)
         while True:
             try:
                 if self.discover:
                     jax.eval_shape(self.touch, *operands)
                     self.discover = False
-                return self._dispatch(operands)
+                out, result = dispatch(*operands)
+                return out, with_moved(result, moved) if moved else result
             except _NeedSpecs as need:
                 self.more = self._recipe_specs(need)
-                self.jitted = jax.jit(self.run)
+                self._compile()
+                dispatch = self.staged if dispatch is not self._dispatch else dispatch
             except (TypeError, ValueError) as error:
                 self._explain(error)
                 raise
 
-    def _dispatch(self, operands: Any) -> tuple[Any, Result]:
+    def _compile(self) -> None:
+        """One `jax.jit` for calls inside another trace and one for eager calls, whose results lie as was asked."""
+        self.staged = self.jitted = jax.jit(self.run)
+        partly = set(self.options.axis_names) not in (set(), set(self.options.mesh.axis_names))
+        if self.lifted.needs_recipe or self.explicit or partly or not isinstance(self.options.mesh, jax.sharding.Mesh):
+            return
+        results = jax.tree.map(self._named, _results(self.options.out_specs), is_leaf=is_prefix_leaf)
+        self.jitted = jax.jit(self.run, out_shardings=(results, None))
+
+    def _named(self, spec: Any) -> NamedSharding:
+        return NamedSharding(self.options.mesh, spec)
+
+    def _dispatch(self, *operands: Any) -> tuple[Any, Result]:
         if not self.elsewhere:
             try:
                 return self.jitted(*operands)
             except ValueError as error:
-                if "incompatible devices" not in str(error) or not trace_state_clean():
+                if "incompatible devices" not in str(error):
                     raise
             self.elsewhere = True
         donated, *inputs = operands
-        mesh = self.options.mesh
-        placed = _over(
-            lambda spec, x: jax.device_put(x, NamedSharding(mesh, spec)), self._specs(), self._inputs(*inputs)
-        )
+        placed = _over(lambda spec, x: jax.device_put(x, self._named(spec)), self._specs(), self._inputs(*inputs))
         return self.jitted(donated, *placed)
+
+    def _place(self, operands: Any) -> tuple[Any, dict[int, Any]]:
+        """Put cells on the mesh where their specs want them; those that moved are stored, so that they move once."""
+        donated, kept, plain, named = operands
+        cells = kept[: self.lifted.cells]
+        leaves, structure = jax.tree.flatten(cells)
+        try:
+            now = list(map(_get_sharding, leaves))
+        except AttributeError:  # a number or a NumPy array, which has none
+            now = [getattr(leaf, "sharding", None) for leaf in leaves]
+        if now == self.seen:
+            return operands, {}
+        arrays = all(not isinstance(leaf, (Tracer, jax.ShapeDtypeStruct)) for leaf in leaves)
+        if not arrays or not isinstance(self.options.mesh, jax.sharding.Mesh):
+            return operands, {}
+        check_fit(self.assigned, self.options.mesh, kept, plain)
+        wanted = jax.tree.leaves(
+            _over(lambda spec, _: self._named(spec), list(self.assigned.inputs[: len(cells)]), cells)
+        )
+        strayed = [
+            n
+            for n, (leaf, have, want) in enumerate(zip(leaves, now, wanted, strict=True))
+            if have is not None and not have.is_equivalent_to(want, leaf.ndim)
+        ]
+        self.seen = [wanted[n] if n in set(strayed) else have for n, have in enumerate(now)]
+        if not strayed:
+            return operands, {}
+        for n, array in zip(
+            strayed, jax.device_put([leaves[n] for n in strayed], [wanted[n] for n in strayed]), strict=True
+        ):
+            leaves[n] = array
+        placed = jax.tree.unflatten(structure, leaves)
+        moved = {n: value for n, (value, old) in enumerate(zip(placed, cells, strict=True)) if value is not old}
+        return (donated, [*placed, *kept[self.lifted.cells :]], plain, named), moved
 
     # ---- tracing ----------------------------------------------------------------------------------------------------
 

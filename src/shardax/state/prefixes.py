@@ -19,8 +19,13 @@ Slot = tuple[str, Any]
 
 
 def is_mapping_prefix(prefix: Any) -> bool:
-    """Is this a `StateSharding`, ours or flax's?"""
-    return hasattr(prefix, "map_prefix") and hasattr(prefix, "filters")
+    """Does this say by path and cell what a cell gets: a `StateSharding`, ours or flax's, or an `nnx.prefix`?"""
+    return (hasattr(prefix, "map_prefix") and hasattr(prefix, "filters")) or callable(_prefix_function(prefix))
+
+
+def _prefix_function(prefix: Any) -> Any:
+    """The function inside what `nnx.prefix(module, …, graph=True)` returns."""
+    return getattr(getattr(prefix, "prefix_fn", None), "value", None)
 
 
 def is_prefix_leaf(prefix: Any) -> bool:
@@ -151,7 +156,8 @@ class Assignment:
         if role is not STATIC and role is not ARRAY and not isinstance(role, Kind):
             prefix = role.get(prefix)  # a module of shardings: the cell of the prefix holds the cell's sharding
         if is_mapping_prefix(prefix):
-            prefix = prefix.map_prefix(local, self.cell_at(ref)) if ref[0] in "cb" else None
+            ask = _prefix_function(prefix) or prefix.map_prefix
+            prefix = ask(local, self.cell_at(ref)) if ref[0] in "cb" else None
         return self.bind(prefix)
 
     def bind(self, prefix: Any) -> Any:

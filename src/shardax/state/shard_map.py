@@ -87,8 +87,8 @@ class ShardMapped:
 def shard_map(
     f: Callable[..., Any] | None = None,
     mesh: MeshLike | None = None,
-    in_specs: Any = None,
-    out_specs: Any = None,
+    in_specs: Any = ...,
+    out_specs: Any = ...,
     *,
     state_in_specs: PartitionSpec | Mapping[Any, PartitionSpec] | None = None,
     state_out_specs: PartitionSpec | Mapping[Any, PartitionSpec] | None = None,
@@ -118,8 +118,8 @@ def shard_map(
     that is written goes out as it came in. Random cells draw other numbers on every shard unless `fold_rng=False`.
     `mesh=None` is the mesh in force; `check_rep` and `auto` are the older spellings of `check_vma` and `axis_names`.
     """
-    if in_specs is None or out_specs is None:
-        missing = "in_specs" if in_specs is None else "out_specs"
+    if in_specs is ... or out_specs is ...:
+        missing = "in_specs" if in_specs is ... else "out_specs"
         raise ArgumentError(f"shard_map needs {missing}", remedy="P() for a replicated argument or result")
     target = None if mesh is None else as_mesh(mesh)
     names = frozenset(axis_names)

@@ -49,6 +49,10 @@ class Variables:
     def spec(self, cell: Any) -> VariableSpec:
         return VariableSpec(cell)
 
+    def is_rng(self, spec: VariableSpec) -> bool:
+        """Does a Variable with this spec hold a random key?"""
+        return issubclass(spec.cls, nnx.RngKey)
+
     def get(self, cell: Any) -> Any:
         return cell._raw_value
 
