@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from shardax.errors import LeafError, SpecError
+from shardax.errors import LeafError, SpecError, plural
 from shardax.names.mesh import AnyMesh
 from shardax.names.spec import SpecLike, as_spec, axes_of, entries_of, fit
 
@@ -105,7 +105,7 @@ def _mapped_blocks(sharding: Sharding, shape: tuple[int, ...]) -> Blocks:
     for device, found in sorted(where.items()):
         holders.setdefault(tuple(s.index(at) for s, at in zip(starts, found, strict=True)), []).append(device)
     counts = tuple(len(found) for found in starts)
-    title = f"{type(sharding).__name__} on {len(where)} devices"
+    title = f"{type(sharding).__name__} on {plural(len(where), 'device')}"
     return Blocks(shape, counts, {k: tuple(v) for k, v in holders.items()}, ("",) * len(shape), title)
 
 

@@ -111,7 +111,7 @@ def _grid(grid: Grid) -> Markup:
 
 
 def _head(column: Column) -> Markup:
-    return tag("th", tag("button", column.name, type="button"), scope="col", class_=_classes(column))
+    return tag("th", column.name, scope="col", class_=_classes(column))
 
 
 def _classes(column: Column) -> str | None:

@@ -81,8 +81,13 @@
   document.body.classList.add("live");
   for (const grid of document.querySelectorAll(".grid")) {
     tools(grid);
-    grid.querySelectorAll("thead th").forEach((head, column) =>
-      head.querySelector("button").addEventListener("click", () => sortBy(grid, column)));
+    grid.querySelectorAll("thead th").forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      button.addEventListener("click", () => sortBy(grid, column));
+      head.append(button);
+    });
   }
   for (const figure of document.querySelectorAll("figure.mesh"))
     for (const button of figure.querySelectorAll(".choices button"))

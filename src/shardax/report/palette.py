@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Ordered things (a coordinate along an axis, a device set): ColorBrewer's YlGnBu, which keeps its order in grey print.
 RAMP = ((247, 240, 170), (173, 221, 164), (94, 190, 182), (48, 132, 186), (52, 72, 150))
-DARK_INK, LIGHT_INK = "#10151c", "#ffffff"
+DARK_INK, LIGHT_INK = "#000000", "#ffffff"  # one of the two has a contrast of 4.5 on any colour
 
 # Kinds of things (arguments, outputs, temporaries, …): Okabe and Ito's, in the order that they are given out.
 KINDS = ("#3b7dba", "#e69f00", "#3a9d7c", "#cc79a7", "#7fb8de", "#b8860b", "#8a8f98")
