@@ -47,9 +47,7 @@ def to_host(leaves: Sequence[Any], paths: Sequence[str]) -> list[Any]:
     keys = {place: jax.random.key_impl(leaf) for place, leaf in enumerate(found) if is_key(leaf)}
     for place in keys:
         found[place] = jax.random.key_data(found[place])
-    arrays = [place for place, leaf in enumerate(found) if isinstance(leaf, jax.Array)]
-    here = [place for place in arrays if _held(found[place].sharding, found[place].shape) is not None]
-    away = [place for place in arrays if _held(found[place].sharding, found[place].shape) is None]
+    here, away = _by_reach(found)
     _check_reachable([paths[place] for place in away], [found[place] for place in away])
     # The processes meet first: one that fails over its own leaves must not leave the others waiting.
     whole = dict(zip(away, exchange([found[place] for place in away]) if away else (), strict=True))
@@ -57,6 +55,16 @@ def to_host(leaves: Sequence[Any], paths: Sequence[str]) -> list[Any]:
     for place, value in whole.items():
         found[place] = jax.random.wrap_key_data(jax.numpy.asarray(value), impl=keys[place]) if place in keys else value
     return found
+
+
+def _by_reach(leaves: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """The places of the arrays that this process holds whole, and of those it does not."""
+    here: list[int] = []
+    away: list[int] = []
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.Array):
+            (away if _held(leaf.sharding, leaf.shape) is None else here).append(place)
+    return here, away
 
 
 def is_key(leaf: Any) -> bool:
@@ -103,8 +111,6 @@ def _stream(arrays: Sequence[jax.Array]) -> Iterator[np.ndarray[Any, Any]]:
     ahead = 0
     for array in arrays:
         blocks = _blocks(array)
-        for block in blocks:
-            block.copy_to_host_async()
         started.append((array, blocks))
         ahead += array.nbytes
         while ahead > AHEAD_BYTES and len(started) > 1:
@@ -115,12 +121,14 @@ def _stream(arrays: Sequence[jax.Array]) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def _blocks(array: jax.Array) -> list[jax.Array]:
-    """One single-device array for every distinct block, each its own object: what is copied is cached on the object."""
-    shards = array.addressable_shards
-    held = _held(array.sharding, array.shape) or ()
-    if shards[0].device.platform == "cpu":  # its copies are views
-        return [shards[number].data for number, _ in held]
-    return [_alone(shards[number].data) for number, _ in held]
+    """One single-device array for every distinct block, on its way to the host."""
+    blocks = [array.addressable_data(number) for number, _ in _held(array.sharding, array.shape) or ()]
+    if next(iter(array.sharding.addressable_devices)).platform == "cpu":  # its copies are views
+        return blocks
+    alone = [_alone(block) for block in blocks]  # each its own object: what is copied is cached on the object
+    for block in alone:
+        block.copy_to_host_async()
+    return alone
 
 
 def _alone(data: jax.Array) -> jax.Array:

@@ -160,7 +160,7 @@ class _Route(Enum):
 
 def _route(leaf: Any, sharding: Sharding) -> _Route:
     """`jax.device_put` alone would leave a host copy cached on every array whose blocks change."""
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+    if isinstance(leaf, (np.ndarray, Tracer)) or not isinstance(leaf, jax.Array):
         return _Route.TRANSFER
     one, other = leaf.sharding, sharding
     if one == other and leaf.committed:

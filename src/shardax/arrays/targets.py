@@ -62,7 +62,7 @@ def check_leaves(paths: Sequence[str], leaves: Sequence[Any]) -> None:
     problems = [
         Offence(path, f"is {type(leaf).__name__}, not an array")
         for path, leaf in zip(paths, leaves, strict=True)
-        if not (isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) or _is_numeric(leaf))
+        if not (_is_numeric(leaf) or isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)))
     ]
     if problems:
         raise LeafError(
@@ -99,11 +99,17 @@ def _of_layout(paths: list[str], leaves: list[Any], target: Layout) -> list[Shar
         _same_leaves(paths, list(by_path), "the layout")
         decisions = tuple(by_path[path] for path in paths)
     known: dict[str, str] = {}
+    fine: set[Any] = set()  # thousands of leaves come in a few kinds
     problems: list[Offence] = []
     for decision, leaf in zip(decisions, leaves, strict=True):
-        shape = np.shape(leaf)
+        shape = leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)
         dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
-        if shape != decision.shape or dtype_text(dtype, known) != dtype_text(decision.dtype, known):
+        kind = shape, dtype, decision.shape, decision.dtype
+        if kind in fine:
+            continue
+        if shape == decision.shape and dtype_text(dtype, known) == dtype_text(decision.dtype, known):
+            fine.add(kind)
+        else:
             problem = f"is {dtype}{list(shape)}, the layout was made for {decision.dtype}{list(decision.shape)}"
             problems.append(Offence(decision.path, problem))
     if problems:
@@ -172,31 +178,48 @@ def _with_devices(target: Sharding | PartitionSpec) -> Sharding:
 def _fitted(paths: list[str], leaves: list[Any], shardings: list[Sharding]) -> list[Sharding]:
     """The shardings, without surplus entries; one error for every leaf that cannot have its own."""
     problems: list[Offence] = []
-    fitted = list(shardings)
-    for place, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True)):
-        shape = np.shape(leaf)
-        if not isinstance(sharding, NamedSharding):
-            problems.extend(_other_problem(paths[place], shape, sharding))
-            continue
-        spec = sharding.spec
-        if len(spec) > len(shape) and not any(axes_of(entry) for entry in spec[len(shape) :]):
-            spec = PartitionSpec(*spec[: len(shape)])
-            fitted[place] = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+    fitted: list[Sharding] = []
+    known: dict[Any, Sharding] = {}  # thousands of leaves come in a few kinds
+    for path, leaf, sharding in zip(paths, leaves, shardings, strict=True):
+        shape = leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)
         item = itemsize_of(leaf.dtype) if hasattr(leaf, "dtype") else 4
-        problems.extend(
-            fit_cached(spec, shape, sharding.mesh.shape_tuple, item, True).offences(paths[place] or "(root)")
-        )
-        if any(entry is FREE for entry in spec):
-            free = "leaves a dimension free, and an array that is put must have a place for every one"
-            problems.append(Offence(paths[place], free, shape=shape, spec=spec, remedy="name it, or None"))
+        kind = shape, item, sharding
+        if kind not in known:
+            wrong = list(_problems(path, shape, item, sharding))
+            if wrong:
+                problems += wrong
+                fitted.append(sharding)
+                continue
+            known[kind] = _without_surplus(shape, sharding)
+        fitted.append(known[kind])
     if problems:
         bad = plural(len({problem.where for problem in problems}), "leaf", "leaves")
         raise PlacementError(f"{bad} of {len(paths)} cannot be placed", problems)
     return fitted
 
 
-def _other_problem(path: str, shape: tuple[int, ...], sharding: Sharding) -> Iterator[Offence]:
-    try:
-        sharding.shard_shape(shape)
-    except ValueError as error:
-        yield Offence(path, str(error), shape=shape)
+def _problems(path: str, shape: tuple[int, ...], item: int, sharding: Sharding) -> Iterator[Offence]:
+    if not isinstance(sharding, NamedSharding):
+        try:
+            sharding.shard_shape(shape)
+        except ValueError as error:
+            yield Offence(path, str(error), shape=shape)
+        return
+    spec = _trimmed(sharding.spec, shape)
+    yield from fit_cached(spec, shape, sharding.mesh.shape_tuple, item, True).offences(path or "(root)")
+    if any(entry is FREE for entry in spec):
+        free = "leaves a dimension free, and an array that is put must have a place for every one"
+        yield Offence(path, free, shape=shape, spec=spec, remedy="name it, or None")
+
+
+def _without_surplus(shape: tuple[int, ...], sharding: Sharding) -> Sharding:
+    """The sharding without entries for dimensions that the array does not have, where those name no axis."""
+    if not isinstance(sharding, NamedSharding) or len(sharding.spec) <= len(shape):
+        return sharding
+    return NamedSharding(sharding.mesh, _trimmed(sharding.spec, shape), memory_kind=sharding.memory_kind)
+
+
+def _trimmed(spec: PartitionSpec, shape: tuple[int, ...]) -> PartitionSpec:
+    if any(axes_of(entry) for entry in spec[len(shape) :]):
+        return spec
+    return PartitionSpec(*spec[: len(shape)])
