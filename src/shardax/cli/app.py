@@ -15,8 +15,8 @@ from shardax.cli.completion import complete_program, complete_target
 
 app = typer.Typer(
     name="shardax",
-    help="Lay out, prove, lock and run JAX programs on any mesh, before any accelerator is rented.",
-    epilog='MODULE:FN is a function that returns sx.Case(step, args, rules): "train.py:case" or "package.train:case".',
+    help="Lay out, prove, lock and run JAX programs on any mesh.",
+    epilog="MODULE:FN, as in train.py:case, is a function that returns sx.Case(step, args, rules). First: shardax demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -32,7 +32,7 @@ OneTarget = Annotated[
     str | None,
     typer.Option("--target", "-t", metavar="TARGET", help="Like tpu:v5e:2x4.", autocompletion=complete_target),
 ]
-Timeout = Annotated[float, typer.Option(help="Seconds a compiler may take.", min=1)]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="For a compiler.", min=1)]
 
 
 def _version(wanted: bool) -> None:
@@ -57,11 +57,13 @@ def layout(
     explain: Annotated[
         list[str] | None, typer.Option(metavar="PATH", help="Say rule by rule why these leaves lie so.")
     ] = None,
-    lint: Annotated[bool, typer.Option("--lint", help="Say what is wrong with the rules (exit code 1).")] = False,
+    lint: Annotated[
+        bool, typer.Option("--lint", metavar="", help="Say what is wrong with the rules (exit code 1).")
+    ] = False,
     on_misfit: Annotated[
         str | None, typer.Option(metavar="error|warn|adapt", help="Where a spec does not fit.")
     ] = None,
-    most: Annotated[int, typer.Option(min=1, help="Leaves to list.")] = 40,
+    most: Annotated[int | None, typer.Option(metavar="N", min=1, help="The N largest leaves alone.")] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the layout as JSON.")] = None,
 ) -> Answer:
     """Where every array goes, what stands in copies, and why."""
@@ -82,11 +84,11 @@ def prove(
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with all of it.")] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the proof as JSON.")] = None,
     timeout: Timeout = 600,
-    cache: Annotated[bool, typer.Option(help="Use what was compiled before.")] = True,
+    cache: Annotated[bool, typer.Option(metavar="", help="Use what was compiled before.")] = True,
 ) -> Answer:
-    """Compile the step for hardware that is not here: does it fit, what does it send, how long does it take?
+    """Does it fit, what does it send, how long does it take?
 
-    Exit code 1 when it does not fit.
+    A real compiler says it, for hardware that is not here. Exit code 1 when it does not fit.
     """
     from shardax.cli.proofs import prove as proved
 
@@ -102,7 +104,10 @@ def lock(
     target: OneTarget = None,
     timeout: Timeout = 600,
 ) -> Answer:
-    """Write the facts of a proof that no change should change unseen: commit the file, let CI verify it."""
+    """Keep what no change should change unseen.
+
+    A lock holds the facts of a proof: layout, collectives, memory. Commit it, and let CI verify it.
+    """
     from shardax.cli.locking import lock as locked
 
     return locked(program, output, mesh, target, timeout)
@@ -112,12 +117,17 @@ def lock(
 @answers
 def verify(
     path: Annotated[Path, typer.Argument(metavar="LOCK", help="What `shardax lock` wrote.")] = Path("sharding.lock"),
-    tolerance: Annotated[float, typer.Option(min=0, help="The share by which bytes may differ.")] = 0.05,
-    update: Annotated[bool, typer.Option("--update", help="Rewrite the file: the change is meant.")] = False,
+    tolerance: Annotated[float, typer.Option(metavar="SHARE", min=0, help="Bytes may differ by it.")] = 0.05,
+    update: Annotated[
+        bool, typer.Option("--update", metavar="", help="Rewrite the file: the change is meant.")
+    ] = False,
     program: Annotated[str | None, typer.Option(metavar="MODULE:FN", help="Instead of the one in the file.")] = None,
     timeout: Timeout = 600,
 ) -> Answer:
-    """Prove the locked program again: exit code 1, and every difference, when it is not what the lock says."""
+    """Prove a locked program again, and show what differs.
+
+    Exit code 1 when anything does.
+    """
     from shardax.cli.locking import verify as verified
 
     return verified(path, tolerance, update=update, program=program, timeout=timeout)
@@ -130,7 +140,7 @@ def mesh(
     target: OneTarget = None,
     axis: Annotated[str | None, typer.Option(metavar="AXIS", help="Colour and number the devices along it.")] = None,
 ) -> Answer:
-    """Draw a mesh on its devices: which axis stays in a host, which crosses hosts and slices."""
+    """Draw a mesh: which axis crosses hosts and slices."""
     from shardax.cli.machines import mesh as drawn
 
     return drawn(mesh, target, axis)
@@ -141,7 +151,7 @@ def mesh(
 def targets(
     chip: Annotated[str | None, typer.Argument(metavar="CHIP", help="Every topology of one, like v5e.")] = None,
 ) -> Answer:
-    """What can be proved for: every chip and topology, what is installed, what is missing."""
+    """Every chip and topology: what is here, what is missing."""
     from shardax.cli.machines import targets as listed
 
     return listed(chip)
@@ -151,11 +161,14 @@ def targets(
 @answers
 def launch(
     command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARG]...", help="A script and its arguments.")],
-    processes: Annotated[int, typer.Option("-n", "--processes", min=1, help="How many processes.")],
-    devices: Annotated[int | None, typer.Option(min=1, help="Simulated CPU devices of each.")] = None,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds the others have after a failure.")] = 5.0,
+    processes: Annotated[int, typer.Option("-n", "--processes", metavar="N", min=1, help="How many.")],
+    devices: Annotated[int | None, typer.Option(metavar="N", min=1, help="Simulated CPU devices of each.")] = None,
+    grace: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="For the others, after a failure.")] = 5.0,
 ) -> Answer:
-    """Run a script as several processes here; sx.initialize() finds its place. Exits with the script's code."""
+    """Run a script as several processes on this machine.
+
+    In the script, sx.initialize() finds its place. The exit code is that of the first process that fails.
+    """
     from shardax.cli.machines import launch as launched
 
     return launched(command, processes, devices, grace)
@@ -167,9 +180,12 @@ def demo(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the page goes.")] = Path(
         "shardax-report"
     ),
-    quick: Annotated[bool, typer.Option("--quick", help="One compiler, fewer steps.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", metavar="", help="One compiler, fewer steps.")] = False,
 ) -> Answer:
-    """A small GPT on eight simulated devices: laid out, proved, trained, killed and resumed."""
+    """A small GPT: laid out, proved, trained, killed, resumed.
+
+    On eight simulated devices, in about a minute. It ends with a page that shows all of it.
+    """
     from shardax.demo.story import demo as told
 
     return told(output, quick=quick)

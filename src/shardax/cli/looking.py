@@ -13,6 +13,7 @@ from shardax.names.analysis import LayoutAnalysis
 from shardax.names.layout import Layout
 from shardax.names.lint import LintReport
 from shardax.proving.case import Case
+from shardax.report.layout_section import leaves_grid
 
 MOST_EXPLAINED = 12
 POLICIES = ("error", "warn", "adapt")
@@ -26,7 +27,7 @@ def layout(
     explain: list[str],
     lint: bool,
     on_misfit: str | None,
-    most: int,
+    most: int | None,
     save: Path | None,
 ) -> Answer:
     """The layout of a program, the explanation of some leaves, or what is wrong with its rules."""
@@ -72,7 +73,7 @@ def _paths(made: Layout, name: str) -> list[str]:
     return found
 
 
-def _laid_out(case: Case, made: Layout, most: int) -> Answer:
+def _laid_out(case: Case, made: Layout, most: int | None) -> Answer:
     analysis = made.analysis()
     data = made.to_json() | {
         "name": case.name,
@@ -82,7 +83,8 @@ def _laid_out(case: Case, made: Layout, most: int) -> Answer:
         "replicated_bytes": analysis.replicated_bytes,
         "offenders": _offenders(analysis),
     }
-    return Answer((made.table(most), analysis.table()), data)
+    every = replace(leaves_grid(made.decisions), title=f"Layout on mesh {made.mesh_spec}", most=most or 0)
+    return Answer((made if most is None else every,), data)
 
 
 def _offenders(analysis: LayoutAnalysis) -> list[dict[str, Any]]:

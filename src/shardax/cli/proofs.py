@@ -14,6 +14,7 @@ from shardax.names.mesh import MeshSpec
 from shardax.proving.case import Case
 from shardax.proving.proof import Proof
 from shardax.proving.target import Target
+from shardax.report.html import write_report
 
 
 def prove(
@@ -38,9 +39,15 @@ def prove(
     proofs = [prove_one(case, goal, spec, timeout, cache) for goal, spec in specs]
     if save is not None:
         proofs[0].save(save)
+    table = comparison(proofs) if len(proofs) > 1 else None
+    if report is not None:
+        title = f"{case.name}: what compilers say" if table else f"{case.name} on {proofs[0].target}"
+        write_report(report, *([table] if table else []), *proofs, title=title)
     code = Code.NO if any(proof.fits is False for proof in proofs) else Code.YES
-    shown = (proofs[0],) if len(proofs) == 1 else (comparison(proofs),)
-    return Answer(shown, {"proofs": [proof.to_json() for proof in proofs]}, code)
+    written = [f"wrote {path}" for path in (report, save) if path is not None]
+    shown = (table or proofs[0], *(["\n".join(written)] if written else []))
+    data = {"proofs": [proof.to_json() for proof in proofs], "report": None if report is None else str(report)}
+    return Answer(shown, data, code)
 
 
 def prove_one(case: Case, target: Target, mesh: MeshSpec, timeout: float, cache: bool = True) -> Proof:

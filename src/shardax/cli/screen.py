@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 import traceback
 from collections.abc import Generator, Iterator
@@ -26,7 +27,9 @@ PACKAGE = str(Path(shardax.__file__).parent)
 def console(stderr: bool = False) -> Console:
     """Standard output or error; one that is no terminal is as wide as our text."""
     found = Console(stderr=stderr, highlight=False)
-    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=WIDTH_OF_A_FILE)
+    if found.is_terminal or "COLUMNS" in os.environ:
+        return found
+    return Console(stderr=stderr, highlight=False, width=WIDTH_OF_A_FILE)
 
 
 def show(*values: Any) -> None:
@@ -75,7 +78,7 @@ def show_error(error: BaseException) -> None:
     lines = list(_known(error, most) if isinstance(error, ShardaxError) else _unknown(error))
     where.print(Text.assemble(("error: ", "bold red"), (lines[0], "bold")))
     for line in lines[1:]:
-        where.print(Padding(Text(line), (0, 0, 0, 2)))
+        where.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
 
 
 def _known(error: ShardaxError, most: int) -> Iterator[str]:

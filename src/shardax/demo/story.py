@@ -34,11 +34,12 @@ from shardax.report.draw import Drawing, draw_spec
 from shardax.report.html import write_report
 from shardax.report.layout_section import leaves_grid
 from shardax.report.mesh_drawing import draw_mesh
-from shardax.report.values import Chart
+from shardax.report.values import Chart, Grid
 from shardax.tables import show_bytes
 
 MESH = "dp=2,fsdp=2,tp=2"
 DEVICES = 8
+LEAST = {"path": 32, "spec": 15, "rule": 20}
 TARGETS = ("cpu:8", "tpu:v5e:2x4")
 
 
@@ -69,7 +70,7 @@ def demo(folder: Path, *, quick: bool = False) -> Answer:
     show(draw_mesh(mesh))
     _chapter("Where every array goes: six rules for parameters, optimiser and batch")
     layout = case.lay_out(mesh)
-    show(replace(leaves_grid(layout.decisions), most=8, notes=(_held(layout),)), _drawn(layout, "up/kernel"))
+    show(_largest(layout, 8), _drawn(layout, "up/kernel"))
     proofs = _prove(case, plan.targets)
     alone = _train_here(plan, mesh)
     lives = _train_in_processes(plan)
@@ -106,9 +107,13 @@ def _chapter(title: str) -> None:
     console().print(Rule(Text(title, "bold"), align="left", style="dim"))
 
 
-def _held(layout: Layout) -> str:
+def _largest(layout: Layout, most: int) -> Grid:
+    """The first rows of the layout table; in a narrow terminal the rule leaves before the path is cut short."""
+    grid = leaves_grid(layout.decisions)
+    columns = tuple(replace(column, least=LEAST.get(column.name, column.least)) for column in grid.columns)
     held, whole = show_bytes(layout.bytes_per_device), show_bytes(layout.nbytes)
-    return f"{plural(len(layout.decisions), 'array')}, {whole}; {held} of it on every device"
+    words = f"{plural(len(layout.decisions), 'array')}, {whole}; {held} of it on every device"
+    return replace(grid, columns=columns, most=most, notes=(words,))
 
 
 def _drawn(layout: Layout, words: str) -> Drawing:
@@ -171,7 +176,7 @@ def _end(page: Path, seconds: float) -> None:
     _chapter("Try next")
     for command in (
         f"shardax layout {file} --explain up/kernel",
-        f"shardax prove {file} --target tpu:v5p:2x2x2 --mesh fsdp=8 --mesh fsdp=4,tp=2",
+        f"shardax prove {file} -t tpu:v5p:2x2x2 -m fsdp=8 -m fsdp=4,tp=2",
         'shardax mesh "dp=2,fsdp=-1" --target tpu:v5e:4x8',
     ):
         _say(f"  {command}", style="cyan")
