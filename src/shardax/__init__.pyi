@@ -176,6 +176,8 @@ from shardax.names.tokens import VOCAB as VOCAB
 from shardax.proving.buffers import Buffer as Buffer
 from shardax.proving.buffers import largest_buffers as largest_buffers
 from shardax.proving.case import Case as Case
+from shardax.proving.check import Check as Check
+from shardax.proving.check import check as check
 from shardax.proving.checks import assert_collectives as assert_collectives
 from shardax.proving.checks import assert_donated as assert_donated
 from shardax.proving.checks import assert_fits as assert_fits
@@ -197,6 +199,7 @@ from shardax.proving.lock import check_lock as check_lock
 from shardax.proving.memory import Memory as Memory
 from shardax.proving.proof import Proof as Proof
 from shardax.proving.prove import prove as prove
+from shardax.proving.site import Site as Site
 from shardax.proving.target import Target as Target
 from shardax.proving.target import targets as targets
 from shardax.proving.traffic import hbm_bytes as hbm_bytes

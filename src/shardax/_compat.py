@@ -15,6 +15,7 @@ import jax
 import jax.experimental.layout
 from jax._src import core as _core
 from jax._src import mesh as _mesh
+from jax._src import named_sharding as _named_sharding
 
 JAX_VERSION: tuple[int, ...] = jax.__version_info__
 
@@ -228,6 +229,19 @@ def name_stack(equation: Any) -> str:
     return str(equation.source_info.name_stack)
 
 
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of a scan's operands are constants, and how many are carried; 0.12 says it by a tree."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = map(len, params["ft_in"].unpack())
+    return constants, carried
+
+
+def laid_type(aval: Any, sharding: Any) -> Any:
+    """The type of an array under a sharding, free of what a `shard_map` around it says of manual axes."""
+    return _core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
+
+
 def abstract_result(primitive: Any, arguments: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
     """The types that a primitive gives for argument types, shardings included; its ShardingTypeError where it refuses.
 
@@ -239,12 +253,34 @@ def abstract_result(primitive: Any, arguments: Sequence[Any], params: Mapping[st
 
 ShardingTypeError = _core.ShardingTypeError
 """What an Explicit mesh says to an operation whose sharding it cannot tell; not exported by jax."""
+DuplicateSpecError = _named_sharding.DuplicateSpecError
+"""What it says when one axis would shard two dimensions of a result; not exported either."""
 
 
 def abstract_mesh_of_a_kind(sizes: Sequence[int], names: Sequence[str], types: Any, kind: str) -> Any:
     """An abstract mesh equal to no other: what is traced under it is cached apart from what the user traces."""
-    device = _mesh.AbstractDevice(kind, 1)
+    device = _mesh.AbstractDevice(device_kind=kind, num_cores=None, platform="cpu")
     return jax.sharding.AbstractMesh(tuple(sizes), tuple(names), axis_types=types, abstract_device=device)
+
+
+def abstract_mesh_of_this_process(sizes: Sequence[int], names: Sequence[str], types: Any) -> Any | None:
+    """The abstract mesh that a mesh of this process's devices calls its own; None while no device was touched.
+
+    `shard_map(mesh=mesh)` compares it with the mesh in force, down to the kind of the devices.
+    """
+    if not backend_initialised():
+        return None
+    here = jax.sharding.Mesh(jax.local_devices()[:1], ("here",)).abstract_mesh.abstract_device
+    return jax.sharding.AbstractMesh(tuple(sizes), tuple(names), axis_types=types, abstract_device=here)
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr without equations that no result needs, as lowering would drop them; its arguments stay."""
+    from jax._src.interpreters import partial_eval
+
+    open_ = getattr(jaxpr, "jaxpr", jaxpr)
+    live, _ = partial_eval.dce_jaxpr(open_, [True] * len(open_.outvars), instantiate=True)
+    return live
 
 
 @contextmanager
@@ -268,7 +304,7 @@ def forgiving_trace(met: Callable[[Exception], str]) -> Generator[None]:
                 raise
             with _core.set_current_trace(self), jax.named_scope(met(error)):
                 gathered = [_gathered(operand) for operand in operands]
-            return original(self, primitive, gathered, params)
+                return original(self, primitive, gathered, params)
 
     DynamicJaxprTrace.process_primitive = process
     try:

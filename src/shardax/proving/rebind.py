@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardax._compat import (
+    abstract_mesh_of_this_process,
     equation_place,
     lowered_program,
     mesh_to_prove,
@@ -31,7 +32,7 @@ from shardax.names.spec import axes_in, fit_cached
 from shardax.proving.placing import Placed, check_placed, no_layout
 from shardax.proving.step import Step
 from shardax.proving.target import Target
-from shardax.proving.tracing import Call, Leaf, own_words, trace_plain, trace_stateful
+from shardax.proving.tracing import BOUND, Call, Leaf, own_words, trace_plain, trace_stateful
 from shardax.state.jit import BoundJit, JitWrapped
 
 PLATFORM_NAMES = {"gpu": "cuda"}
@@ -73,18 +74,11 @@ class Program:
 
 def lower(step: Step, mesh: MeshSpec, target: Target, in_specs: Any, out_specs: Any, layout: Any) -> Program:
     """Trace the step with the target's mesh in force, put every sharding on that mesh, lower for its platform."""
-    abstract = mesh.abstract()
     kind = target.chip.device_kind if target.chip else target.platform
-
-    def trace(*args: Any, **kwargs: Any) -> Any:
-        with own_words(step.name), mesh_to_prove(abstract, target.platform, kind):
-            return step.jitted.trace(*args, **kwargs)
-
-    stateful = isinstance(step.jitted, (JitWrapped, BoundJit))
-    call = (trace_stateful if stateful else trace_plain)(step, trace, abstract, in_specs, layout)
-    inputs = _placed(call.leaves)
+    call, abstract = traced_on(step, mesh, (target.platform, kind), in_specs, layout)
+    inputs = placed_leaves(call.leaves)
     check_placed(inputs, mesh)
-    results, results_asked = _results(call, out_specs)
+    results, results_asked = results_of(call, out_specs)
     strange: list[Offence] = []
     rebind_traced(
         call.traced,
@@ -103,7 +97,34 @@ def lower(step: Step, mesh: MeshSpec, target: Target, in_specs: Any, out_specs: 
     return Program(step.name, mesh, data, inputs, results, tuple(unmet_constraints(call.traced.jaxpr, mesh)))
 
 
-def _placed(leaves: Sequence[Leaf]) -> tuple[Placed, ...]:
+def traced_on(
+    step: Step, mesh: MeshSpec, devices: tuple[str, str], in_specs: Any, layout: Any
+) -> tuple[Call, AbstractMesh]:
+    """The step traced with a mesh in force, and that mesh: free of devices, unless a `shard_map(mesh=…)` in it is bound
+    to the devices of this process and has the same axes."""
+    abstract = mesh.abstract()
+    try:
+        return trace_on(step, abstract, devices, in_specs, layout), abstract
+    except ProofError as error:
+        here = abstract_mesh_of_this_process(mesh.sizes, mesh.names, mesh.axis_types)
+        if here is None or BOUND not in str(error):
+            raise
+    return trace_on(step, here, devices, in_specs, layout), here
+
+
+def trace_on(step: Step, mesh: AbstractMesh, devices: tuple[str, str], in_specs: Any, layout: Any) -> Call:
+    """The step traced with this mesh in force, of devices of a platform and a kind."""
+
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        with own_words(step.name), mesh_to_prove(mesh, *devices):
+            return step.jitted.trace(*args, **kwargs)
+
+    stateful = isinstance(step.jitted, (JitWrapped, BoundJit))
+    return (trace_stateful if stateful else trace_plain)(step, trace, mesh, in_specs, layout)
+
+
+def placed_leaves(leaves: Sequence[Leaf]) -> tuple[Placed, ...]:
+    """Every argument as it lies; one error for all that nobody has placed."""
     unplaced = [
         (leaf.path, leaf)
         for leaf in leaves
@@ -127,7 +148,7 @@ def _placed(leaves: Sequence[Leaf]) -> tuple[Placed, ...]:
     )
 
 
-def _results(call: Call, out_specs: Any) -> tuple[tuple[Result, ...], list[PartitionSpec | None]]:
+def results_of(call: Call, out_specs: Any) -> tuple[tuple[Result, ...], list[PartitionSpec | None]]:
     """The outputs with what was asked of them, and what the jit itself is to ask (a constraint asks in its own way)."""
     flat, tree = tree_flatten_with_path(call.traced.out_info)
     _, asked = traced_shardings(call.traced)

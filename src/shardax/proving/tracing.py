@@ -43,6 +43,11 @@ class Call:
     result_specs: tuple[PartitionSpec | None, ...] = ()
 
 
+CONCRETE = "name the argument in static=…, or use jax.lax.cond / jnp.where instead of Python's if"
+BOUND = "should match the mesh passed to shard_map"  # jax's words
+UNBOUND = "leave mesh= out of shard_map: it then takes the mesh in force"
+
+
 @contextmanager
 def own_words(name: str) -> Generator[None]:
     """A function that does not trace or lower is an error of one screen, with the user's line."""
@@ -64,10 +69,11 @@ def own_words(name: str) -> Generator[None]:
         )
         concrete = isinstance(error, (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError))
         text = " ".join(str(error).split("\n\n")[0].split())
+        remedy = CONCRETE if concrete else UNBOUND if BOUND in text else ""
         raise ProofError(
             f"{name} {'needs concrete values' if concrete else 'does not trace'}",
             [Offence(line, f"{type(error).__name__}: {text[:600]}")],
-            "name the argument in static=…, or use jax.lax.cond / jnp.where instead of Python's if" if concrete else "",
+            remedy,
         ) from error
 
 

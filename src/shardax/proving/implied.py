@@ -1,0 +1,119 @@
+"""Traffic that an operation implies though JAX accepts it: reductions over a sharded dimension, shifted blocks; and the
+collectives that a program writes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shardax.proving.moves import Entries, Move, local_bytes
+from shardax.proving.outcomes import Laid, Outcome, Sizes, Travel, bring, joined, summed
+
+_SHIFTING = frozenset(
+    {"slice", "pad", "split", "rev", "conv_general_dilated", "reduce_window", "reduce_window_sum", "reduce_window_max",
+     "reduce_window_min", "select_and_scatter_add"}
+)  # fmt: skip
+OWN = {
+    "psum": "all-reduce",
+    "psum2": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "all_gather_reduced": "all-gather",
+    "pgather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "unreduced_psum_scatter": "reduce-scatter",
+    "unreduced_psum": "all-reduce",
+    "all_to_all": "all-to-all",
+    "ragged_all_to_all": "ragged-all-to-all",
+    "ppermute": "collective-permute",
+    "pbroadcast": "collective-broadcast",
+}
+"""Primitives of `jax.lax` that are a collective, and which."""
+
+
+def implied(
+    name: str, operands: Sequence[Laid], results: Sequence[Laid], params: Mapping[str, Any], sizes: Sizes
+) -> tuple[tuple[Travel, ...], str]:
+    """What an accepted operation sends, and why."""
+    if not operands or not results:
+        return (), ""
+    reduced = _reduced(name, params)
+    if reduced is not None:
+        axes = tuple(axis for dim in reduced for axis in operands[0].entries[dim])
+        found = [travel for result in results for travel in summed(axes, result, sizes)]
+        if name in ("argmax", "argmin", "reduce") and found:  # one candidate of every device
+            found = [Travel(None, _candidates(travel.move, sizes)) for travel in found]
+        return tuple(found), f"reduces a dimension that is sharded over {', '.join(axes)}" if found else ""
+    if name in _SHIFTING:
+        return _shifted(name, operands[0], results, params, sizes)
+    if name == "dynamic_slice":
+        dims = [d for d, size in enumerate(params["slice_sizes"]) if size != operands[0].shape[d]]
+        kept = tuple(() if dim in dims else axes for dim, axes in enumerate(operands[0].entries))
+        found = bring(0, operands[0], kept, sizes)
+        return tuple(found), "slices a sharded dimension at a place known only later" if found else ""
+    return (), ""
+
+
+def _reduced(name: str, params: Mapping[str, Any]) -> Sequence[int] | None:
+    if name in ("argmax", "argmin") or (name.startswith("reduce_") and "axes" in params):
+        return params["axes"]
+    return params["dimensions"] if name == "reduce" else None
+
+
+def _candidates(move: Move, sizes: Sizes) -> Move:
+    count = 1
+    for axis in move.axes:
+        count *= sizes[axis]
+    return Move("all-gather", move.axes, move.payload_bytes * count)
+
+
+def _shifted(
+    name: str, operand: Laid, results: Sequence[Laid], params: Mapping[str, Any], sizes: Sizes
+) -> tuple[tuple[Travel, ...], str]:
+    """Blocks of a sharded dimension whose length or order changes go to other devices."""
+    found: list[Travel] = []
+    for result in results:
+        if len(result.shape) != len(operand.shape):
+            continue
+        turned = params["dimensions"] if name == "rev" else ()
+        axes = tuple(
+            axis
+            for dim, held in enumerate(operand.entries)
+            for axis in held
+            if sizes[axis] > 1 and (dim in turned or operand.shape[dim] != result.shape[dim])
+        )
+        if axes:
+            found.append(Travel(None, Move("collective-permute", axes, result.bytes_on(sizes))))
+    return tuple(found), "the blocks of a sharded dimension change places" if found else ""
+
+
+def concatenated(operands: Sequence[Laid], result: Laid, params: Mapping[str, Any], sizes: Sizes) -> Outcome:
+    """Arrays put together along a dimension: whole along it, alike along the others."""
+    along = params["dimension"]
+    out: Entries = ((),) * len(result.shape)
+    for operand in operands:
+        rest = tuple(() if dim == along else axes for dim, axes in enumerate(operand.entries))
+        out = joined(out, rest, result.shape, sizes)
+    travels = [travel for at, operand in enumerate(operands) for travel in bring(at, operand, out, sizes)]
+    why = "arrays that are put together along a sharded dimension, or lie differently" if travels else ""
+    return Outcome((out,), tuple(travels), why, ambiguous=bool(travels))
+
+
+def own_collective(
+    name: str, operands: Sequence[Laid], results: Sequence[Laid], params: Mapping[str, Any], sizes: Sizes
+) -> tuple[Travel, ...]:
+    """The collective that the program asks for, over the axes it names."""
+    named = params.get("axes", params.get("axis_name", ()))
+    listed = named if isinstance(named, (tuple, list)) else (named,)
+    axes = tuple(axis for axis in listed if isinstance(axis, str) and sizes.get(axis, 1) > 1)
+    if not axes:
+        return ()
+    carried = results if OWN[name] == "all-gather" else operands
+    return tuple(
+        Travel(at, Move(OWN[name], axes, local_bytes(each.shape, each.itemsize, each.entries, sizes)))
+        for at, each in enumerate(carried)
+        if at < len(operands)
+    )
