@@ -8,7 +8,8 @@ from typing import Any
 
 from shardax.cli.answer import Answer, Code
 from shardax.cli.program import load
-from shardax.errors import CommandError, LayoutError, did_you_mean, plural
+from shardax.cli.screen import Listed
+from shardax.errors import CommandError, did_you_mean
 from shardax.names.analysis import LayoutAnalysis
 from shardax.names.layout import Layout
 from shardax.names.lint import LintReport
@@ -52,24 +53,27 @@ def _linted(report: LintReport) -> Answer:
         | {"rule": found.offence.rule, "would_work": found.offence.remedy}
         for found in report.findings
     ]
-    return Answer((report,), {"ok": report.ok, "findings": findings}, Code.YES if report.ok else Code.NO)
+    code = Code.YES if report.ok else Code.NO
+    if report.ok:
+        return Answer((report,), {"ok": True, "findings": findings}, code)
+    offences = [replace(found.offence, problem=f"{found.kind}, {found.offence.problem}") for found in report.findings]
+    return Answer((Listed(str(report.table().title), offences),), {"ok": False, "findings": findings}, code)
 
 
 def _explained(made: Layout, wanted: list[str]) -> Answer:
-    texts = {path: made.explain(path) for name in wanted for path in _paths(made, name)}
-    return Answer(tuple(texts.values()), {"explained": texts})
+    paths = [path for name in wanted for path in _paths(made, name)]
+    texts = {path: made.explain(path) for path in paths}
+    more = len(paths) - MOST_EXPLAINED
+    rest = (f"… and {more} more: --json explains all",) if more > 0 else ()
+    return Answer((*list(texts.values())[:MOST_EXPLAINED], *rest), {"explained": texts})
 
 
 def _paths(made: Layout, name: str) -> list[str]:
     """The leaf of that path, else every leaf whose path contains the text."""
-    if name in made.by_path:
-        return [name]
-    found = [path for path in made.by_path if name in path]
+    found = [name] if name in made.by_path else [path for path in made.by_path if name in path]
     if not found:
-        made[name]  # says which paths are close
-    if len(found) > MOST_EXPLAINED:
-        some = ", ".join(found[:4])
-        raise LayoutError(f"{plural(len(found), 'leaf', 'leaves')} have {name!r} in their path: {some}, …")
+        known = [*made.by_path, *{word: None for path in made.by_path for word in path.split("/")}]
+        raise CommandError(f"no array of this layout has {name!r} in its path{did_you_mean(name, known)}")
     return found
 
 

@@ -6,20 +6,21 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
 import shardax
-from shardax.errors import ShardaxError
+from shardax.errors import Offence, ShardaxError
 
-WIDTH_OF_A_FILE = 118
+WIDTH_OF_A_FILE, LINES_OF_A_FILE = 118, 40
 PACKAGE = str(Path(shardax.__file__).parent)
 
 
@@ -36,7 +37,13 @@ def show(*values: Any) -> None:
     """Each value in its own form, an empty line between them."""
     from shardax.report.text import print_report  # with it comes JAX, which help and usage errors do without
 
-    print_report(*values, console=console())
+    for number, value in enumerate(values):
+        if number:
+            console().print()
+        if isinstance(value, Listed):
+            console().print(value)
+        else:
+            print_report(value, console=console())
 
 
 @contextmanager
@@ -74,20 +81,55 @@ def error_as_data(error: BaseException) -> dict[str, Any]:
 def show_error(error: BaseException) -> None:
     """An error on standard error, in one screen."""
     where = console(stderr=True)
-    most = max(where.height - 8, 6) if where.is_terminal else 40
-    lines = list(_known(error, most) if isinstance(error, ShardaxError) else _unknown(error))
-    where.print(Text.assemble(("error: ", "bold red"), (lines[0], "bold")))
-    for line in lines[1:]:
+    if isinstance(error, ShardaxError):
+        where.print(Listed(error.headline, error.offences, error.remedy, mark="error: "))
+        return
+    first, *lines = _unknown(error)
+    where.print(Text.assemble(("error: ", "bold red"), (first, "bold")))
+    for line in lines:
         where.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
 
 
-def _known(error: ShardaxError, most: int) -> Iterator[str]:
-    yield error.headline
-    yield from (str(offence) for offence in error.offences[:most])
-    if len(error.offences) > most:
-        yield f"… and {len(error.offences) - most:,} more (--json lists all)"
-    if error.remedy:
-        yield error.remedy
+@dataclass(frozen=True)
+class Listed:
+    """A headline and offences below it, as many as one screen holds; those that say the same stand together."""
+
+    headline: str
+    offences: Sequence[Offence]
+    remedy: str = ""
+    mark: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = max(console.height - 8, 6) if console.is_terminal else LINES_OF_A_FILE
+        yield Text.assemble((self.mark, "bold red"), (self.headline, "bold"))
+        listed = grouped(self.offences)
+        for number, (offence, _) in enumerate(listed):
+            line = Padding(Text(str(offence)), (0, 0, 0, 2), expand=False)
+            room -= len(console.render_lines(line, options, pad=False))
+            if room < 0:
+                left = sum(count for _, count in listed[number:])
+                yield Text(f"  … and {left:,} more: --json lists all", "dim")
+                break
+            yield line
+        if self.remedy:
+            yield Padding(Text(self.remedy), (0, 0, 0, 2), expand=False)
+
+
+def grouped(offences: Sequence[Offence]) -> list[tuple[Offence, int]]:
+    """Offences that differ only in their place, as one with the first place, and their number.
+
+    >>> [(str(one), count) for one, count in grouped([Offence("a", "no rule"), Offence("b", "no rule")])]
+    [('a and 1 more: no rule', 2)]
+    """
+    found: dict[str, list[Offence]] = {}
+    for offence in offences:
+        found.setdefault(str(replace(offence, where="")), []).append(offence)
+    return [(_with_others(alike), len(alike)) for alike in found.values()]
+
+
+def _with_others(alike: Sequence[Offence]) -> Offence:
+    first, others = alike[0], len(alike) - 1
+    return replace(first, where=f"{first.where} and {others} more") if others else first
 
 
 def _unknown(error: BaseException) -> Iterator[str]:
