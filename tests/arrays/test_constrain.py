@@ -70,6 +70,19 @@ def test_the_same_call_means_the_same_everywhere(context, kind, traced, spec):
     np.testing.assert_array_equal(np.asarray(out), numbers())
 
 
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_mesh_nothing_moves_and_that_is_said(kind, traced):
+    x = jax.device_put(numbers(), NamedSharding(mesh_of(kind), P("tp")))  # its own mesh is not one in force
+    call = lambda x: sx.with_sharding_constraint(x, P("dp", "tp"))  # noqa: E731
+    with pytest.warns(UserWarning, match="no mesh is in force") as caught:
+        out = jax.jit(call)(x) if traced else call(x)
+    assert caught[0].filename == __file__ and out.sharding.is_equivalent_to(x.sharding, 2)
+    strict = lambda x: sx.constrain(x, P("dp", "tp"))  # noqa: E731
+    with pytest.raises(sx.NoMeshError, match="no mesh is in force: the constraint .* on shape \\(8, 16\\)"):
+        jax.jit(strict)(x) if traced else strict(x)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("context", ["argument", "with mesh", "set_mesh"])
 def test_host_arrays_are_sharded_too(context, kind):
@@ -104,12 +117,13 @@ def test_manual_axes_are_dropped_inside_a_partial_shard_map(kind, with_set_mesh,
         assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("dp", "tp")), 2)
 
 
-@pytest.mark.parametrize("kind", ["auto", "mixed"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_left_to_constrain_inside_a_full_shard_map(kind):
     mesh = mesh_of(kind)
     body = lambda x: sx.with_sharding_constraint(x, P("dp", "tp")) * 2  # noqa: E731
     mapped = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("dp", "tp"), out_specs=P("dp", "tp")))
-    np.testing.assert_array_equal(np.asarray(mapped(numbers())), numbers() * 2)
+    x = sx.put(numbers(), NamedSharding(mesh, P("dp", "tp")))
+    np.testing.assert_array_equal(np.asarray(mapped(x)), numbers() * 2)
 
 
 def constraints_in(jaxpr):

@@ -88,9 +88,43 @@ def test_dataclass_pytrees_and_framework_states():
     module = nnx.eval_shape(lambda: nnx.Linear(8, 16, rngs=nnx.Rngs(0)))
     made = sx.layout(nnx.state(module), [("kernel", P(None, "tp")), ("bias", P("tp"))], MESH)
     assert {d.path: d.spec for d in made.decisions} == {"bias": P("tp"), "kernel": P(None, "tp")}
+
+
+def test_a_brainstate_model_and_its_states():
     brainstate = pytest.importorskip("brainstate", reason="brainstate is not installed")
-    states = brainstate.nn.Linear(8, 16).states()
-    assert len(sx.layout(states, [(".*", P())], MESH).decisions) >= 1
+    model = brainstate.nn.Sequential(brainstate.nn.Linear(8, 16), brainstate.nn.Linear(16, 8))
+    rules = [("0/weight/weight", P(None, "tp")), ("1/weight/weight", P("tp")), ("bias", P())]
+    made = sx.layout(model.states(), rules, MESH)
+    kernels = {d.path: (d.shape, d.spec) for d in made.decisions if not d.path.endswith("bias")}
+    assert kernels == {
+        "layers/0/weight/weight": ((8, 16), P(None, "tp")),
+        "layers/1/weight/weight": ((16, 8), P("tp")),
+    }
+    assert sorted(d.path for d in made.decisions if d.path.endswith("bias")) == [
+        "layers/0/weight/bias",
+        "layers/1/weight/bias",
+    ]
+
+
+# ---- thousands of devices that are not there ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kinds", ["auto", "explicit"])
+def test_a_layout_on_4096_devices_is_traced_without_one(kinds):
+    mesh = sx.MeshSpec.of("dp=16,fsdp=64,tp=4", axis_types=kinds).abstract()
+    tree = {"up": struct(8192, 32768), "down": struct(32768, 8192)}
+    made = sx.layout(tree, [("up", P("fsdp", "tp")), ("down", P("tp", "fsdp"))], mesh)
+    assert made.mesh.size == 4096 and made["up"].shards == 256 and made["up"].copies == 16
+    assert made.bytes_per_device == 2 * (8192 * 32768 * 2) // 256
+    batch = jax.ShapeDtypeStruct((4096, 8192), "bfloat16", sharding=jax.NamedSharding(mesh, P("dp")))
+
+    def step(tree, x):
+        return x @ sx.constrain(tree["up"], P(None, "tp"), mesh=mesh)
+
+    out = jax.eval_shape(step, made.abstract, batch)
+    assert out.shape == (4096, 32768)
+    if kinds == "explicit":  # here the types say where the result lies
+        assert out.sharding.spec == P("dp", "tp")
 
 
 # ---- strictness -----------------------------------------------------------------------------------------------------
@@ -243,7 +277,10 @@ def test_a_layout_on_another_mesh():
 PROBE = """
 import json, jax, shardax as sx
 tree = {k: jax.ShapeDtypeStruct((8, 8), "float32") for k in ("b", "a", "c")}
-print(sx.layout(tree, [("a|c", jax.P("tp")), (".*", jax.P(None, "tp"))], "tp=4").hash)
+made = sx.layout(tree, [("a|c", jax.P("tp")), (".*", jax.P(None, "tp"))], "tp=4")
+print(made.hash, sx.layout(tree, [(".*", [sx.BATCH, sx.HEAD])], "dp=2,fsdp=2,tp=4").hash)
+print(sx.get_names_from_partition_spec({jax.P("tp", "dp"), jax.P("fsdp"), jax.P("sp")}))  # a set has no order of its own
+print(sx.lint(tree, [("a", jax.P("pt")), ("b", jax.P("tq"))], "tp=4"))
 """
 
 

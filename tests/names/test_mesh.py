@@ -166,6 +166,13 @@ def test_create_mesh_defaults_and_kinds():
     assert sx.create_mesh((2, 4), ("dp", "tp"), (1, 1), should_sort_granules_by_key=False).size == 8
 
 
+def test_create_cpu_mesh_has_the_same_defaults_and_lists_what_would_work():
+    mesh = sx.create_cpu_mesh()
+    assert mesh == sx.create_mesh(backend="cpu") and {device.platform for device in mesh.devices.flat} == {"cpu"}
+    with pytest.raises(sx.MeshError, match="it needs 15 devices, there are 8"):
+        sx.create_cpu_mesh((3, 5), ("dp", "tp"))
+
+
 @pytest.mark.parametrize("text", ["dp:2,tp:4", "2,4", "dp=2,tp=4"])
 def test_parse_mesh_from_string(text):
     assert sx.parse_mesh_from_string(text, ["dp", "tp"]).shape_tuple == (("dp", 2), ("tp", 4))
