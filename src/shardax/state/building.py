@@ -56,8 +56,8 @@ class JitOptions:
 
 
 def mesh_key() -> Any:
-    """The mesh in force, as part of the key of what was lifted."""
-    return current_mesh()
+    """The mesh in force, or that there is none, as part of the key of what was lifted."""
+    return (current_mesh(),)
 
 
 def build(lift: Lift, lifted: Lifted, gathered: Gathered, options: JitOptions) -> Callable[..., Any]:
@@ -93,6 +93,7 @@ def _assign(lift: Lift, lifted: Lifted, gathered: Gathered, options: JitOptions)
     for place, ref, name in zip(form.stateful, lifted.graph.roots, names, strict=False):
         assignment.root(ref, prefixes[place], name)
     assignment.check()
+    lifted.in_prefixes = [prefixes[place] for place in form.stateful] + [None] * len(form.stateful_names)
     cells = [assignment.of(("c", number)) for number in lifted.own] + [None] * len(lifted.environment.cells)
     for number, place in lifted.pinned.items():
         cells[len(lifted.own) + place] = assignment.of(("c", number))
