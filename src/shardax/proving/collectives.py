@@ -12,6 +12,7 @@ from shardax.errors import HloParseError, Offence
 from shardax.proving import slices
 from shardax.proving.groups import DeviceGrid, GroupAxes, groups_text, parse_groups, parse_pairs
 from shardax.proving.hlo import HloModule, Instruction
+from shardax.proving.integrity import fail
 from shardax.proving.provenance import argument_path
 from shardax.proving.shapes import arrays, element, elements, nbytes
 from shardax.proving.stacks import Stack
@@ -172,7 +173,7 @@ class _Context:
         sizes = _sizes(execution, line, op, across)
         rewrite = "between slices" if across else ""
         if not across:
-            _check_sizes(line, op, sizes, group.size)
+            _check_sizes(self.module, line, op, sizes, group.size)
         if op == "all-reduce" and _is_scattered(execution, line):
             op, rewrite = "reduce-scatter", "all-reduce-scatter fusion"
         payload = max(sizes.operand, sizes.result)
@@ -213,7 +214,10 @@ class _Context:
         devices = len(grid.positions)
         if line.opcode.startswith("collective-permute"):
             return grid.of_pairs(parse_pairs(line.attributes, devices))
-        return grid.of_groups(parse_groups(groups_text(line.attributes), devices))
+        groups = groups_text(line.attributes)
+        if groups is None:
+            fail(f"%{line.name}", f"{line.opcode} without replica_groups")
+        return grid.of_groups(parse_groups(groups, devices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +228,20 @@ class _Sizes:
     result: int
     elements_in: int
     elements_out: int
+    types_in: tuple[str, ...]
+    types_out: tuple[str, ...]
 
     @classmethod
     def of(cls, operands: Sequence[str], result: str) -> _Sizes:
         ins, outs = [a for shape in operands for a in arrays(shape)], arrays(result)
-        return cls(sum(a.bytes for a in ins), nbytes(result), sum(a.size for a in ins), sum(a.size for a in outs))
+        return cls(
+            sum(a.bytes for a in ins),
+            nbytes(result),
+            sum(a.size for a in ins),
+            sum(a.size for a in outs),
+            tuple(dict.fromkeys(a.dtype for a in ins)),
+            tuple(dict.fromkeys(a.dtype for a in outs)),
+        )
 
 
 def _sizes(execution: Execution, line: Instruction, op: str, across: bool) -> _Sizes:
@@ -269,8 +282,17 @@ def _is_scattered(execution: Execution, line: Instruction) -> bool:
     return 0 < 2 * nbytes(caller.shape) <= nbytes(line.shape)
 
 
-def _check_sizes(line: Instruction, op: str, sizes: _Sizes, members: int) -> None:
+def _widens(module: HloModule, line: Instruction, sizes: _Sizes) -> bool:
+    """TPUs add in a wider type than they are given: the result then has the type of the computation that adds."""
+    adds = module.computations.get(line.callee("to_apply") or "")
+    added = {array.dtype for array in arrays(adds.root.shape)} if adds else set[str]()
+    return added == set(sizes.types_out) and sizes.operand <= sizes.result
+
+
+def _check_sizes(module: HloModule, line: Instruction, op: str, sizes: _Sizes, members: int) -> None:
     """A collective's result follows from its operand and its groups; if not, the text was altered."""
+    if sizes.types_in != sizes.types_out and not _widens(module, line, sizes):
+        fail(f"%{line.name}", f"{op} of {', '.join(sizes.types_in)} cannot give {', '.join(sizes.types_out)}")
     wanted = {"all-gather": sizes.elements_in * members, "ragged-all-to-all": sizes.elements_out}
     given = sizes.elements_out * members if op == "reduce-scatter" else sizes.elements_out
     if op != "collective-broadcast" and given != wanted.get(op, sizes.elements_in):

@@ -23,6 +23,8 @@ _MESH = re.compile(r"@?mesh\[([^\]]*)\](?:, ?device_ids=\((\[[\d,]+\](?:T\([\d,]
 _LIST = re.compile(r"\{((?:\{[\d, ]*\},? ?)*)\}")
 _AXIS = re.compile(r"['\"]?([\w.\-]+)['\"]?=(\d+)")
 _REFERENCE = re.compile(r"['\"]([^'\"]+)['\"](?::\((\d+)\)(\d+))?")
+_AXES = re.compile(rf"(?:{_AXIS.pattern},? ?)+")
+_REFERENCES = re.compile(rf"(?:{_REFERENCE.pattern},? ?)*")
 _PAIR = re.compile(r"\{(\d+),\s*(\d+)\}")
 
 Groups = tuple[tuple[int, ...], ...]
@@ -112,6 +114,8 @@ def _device_ids(text: str | None, count: int) -> np.ndarray:
 
 def _mesh_groups(axes_text: str, ids_text: str | None, chosen: str) -> np.ndarray:
     """Split every axis at the bounds of the sub-axes that are named, then gather the named parts last."""
+    if not _AXES.fullmatch(axes_text) or not _REFERENCES.fullmatch(chosen):
+        raise ValueError("not mesh axes by name")
     axes = [(name, int(size)) for name, size in _AXIS.findall(axes_text)]
     references = [(name, int(pre or 1), int(size) if size else 0) for name, pre, size in _REFERENCE.findall(chosen)]
     parts: list[tuple[str, int, int]] = []

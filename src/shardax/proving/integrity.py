@@ -13,10 +13,15 @@ from functools import lru_cache
 from typing import NoReturn, Protocol
 
 from shardax.errors import HloParseError, Offence
+from shardax.proving.opcodes import is_known
 from shardax.proving.shapes import bare, parts
 
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _NAME = re.compile(r"%([\w.\-]+)")
+_WORK = re.compile(
+    r"\b(?:replica_groups|source_target_pairs|is_host_transfer|lhs_contracting_dims|dim_labels|custom_call_target|"
+    r"calls|to_apply|body|condition|branch_computations|true_computation|called_computations)="
+)
 _NOT_SIGNS = bytes(set(range(256)) - set(b'()[]{}"\n'))
 
 
@@ -120,9 +125,20 @@ def check_computation(name: str, signature: str, lines: Sequence[Line], body: st
     roots = [line for line in lines if line.mark]
     if len(roots) != 1:
         fail(f"%{name}", f"{len(roots)} ROOT instructions instead of one")
+    _check_opcodes(name, lines)
     _check_names(name, lines, body, defined, known)
     if signature:
         _check_signature(name, signature, lines, roots[0])
+
+
+def _check_opcodes(name: str, lines: Sequence[Line]) -> None:
+    """An instruction that HLO does not have may be a new one that computes something small; it must not be one that
+    sends, multiplies or calls: mangled or new, what it does would be missing from every sum."""
+    unknown = {opcode for opcode in {line.opcode for line in lines} if not is_known(opcode)}
+    for line in lines if unknown else ():
+        mark = _WORK.search(line.tail) if line.opcode in unknown else None
+        if mark:
+            fail(f"%{name}", f"unknown instruction {line.opcode!r} (%{line.name}) with {mark[0]}")
 
 
 def _check_names(

@@ -13,9 +13,8 @@ _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<= ?]*)\](?:\{([^{}]*)\})?")
 _LAYOUT = re.compile(r"\{[^{}]*\}")
 _SPACE = re.compile(r"S\((\d+)\)")
 _COMMENT = re.compile(r"/\*.*?\*/")
-_BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16}
-_NUMBERED = re.compile(r"(?:[sufc]|bf)(\d+)(?:e\d+m\d+\w*)?")
-_WIDTHS = {"s", "u", "f", "c"}
+_BITS = {"pred": 8, "token": 0, "opaque": 0}
+_NUMBERED = re.compile(r"[su](1|2|4|8|16|32|64)|f(16|32|64)|bf(16)|c(64|128)|f(4|6|8)e\dm\d(?:b11)?(?:fn|fnu|fnuz)?")
 
 
 @lru_cache(maxsize=256)
@@ -28,10 +27,9 @@ def dtype_bits(dtype: str) -> int:
     if dtype in _BITS:
         return _BITS[dtype]
     match = _NUMBERED.fullmatch(dtype)
-    bits = int(match[1]) if match and dtype[0] in _WIDTHS else 0
-    if bits not in (1, 2, 4, 6, 8, 16, 32, 64, 128):
+    if match is None:
         raise HloParseError("HLO text that cannot be read", [Offence(dtype, "not an element type")])
-    return bits
+    return int(next(filter(None, match.groups())))
 
 
 @dataclass(frozen=True, slots=True)

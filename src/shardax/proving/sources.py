@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardax.proving.integrity import fail
+
 _SECTIONS = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _INLINE = re.compile(r'\bsource_file="([^"]*)"(?:[^}]*?\bsource_line=(\d+))?')
@@ -55,8 +57,10 @@ def read_sources(text: str) -> SourceTable:
     for line in text.splitlines():
         if line in tables:
             current = tables[line]
-        elif current is not None and line[:1].isdigit():
+        elif current is not None and line.strip():
             key, _, value = line.partition(" ")
+            if not key.isdigit() or int(key) in current:
+                fail("tables of source lines", f"not an entry: {line[:80]!r}")
             current[int(key)] = value
     names, functions, locations, frames = (tables[section] for section in _SECTIONS)
     places = {key: _place(value, names, functions) for key, value in locations.items()}

@@ -251,8 +251,11 @@ def _comparison(frame: Frame, name: str, depth: int = 0) -> tuple[Value | None, 
     shapes = {bare(frame.computation.shape(operand)) for operand in instruction.operands}
     if len(shapes) > 1:
         fail(f"%{frame.computation.name}", f"%{name} compares {' with '.join(sorted(shapes))}")
+    direction = instruction.attribute("direction")
+    if direction not in _FLIPPED:
+        fail(f"%{frame.computation.name}", f"%{name} compares without a direction")
     left, right = (_follow(frame, operand) for operand in instruction.operands)
-    return left, right, instruction.attribute("direction") or ""
+    return left, right, direction
 
 
 def _step(body: Frame, element: int) -> int | None:

@@ -96,9 +96,7 @@ def reaching(module: HloModule, wanted: Callable[[Instruction], bool]) -> frozen
 
 def _enters(instruction: Instruction) -> bool:
     opcode = instruction.opcode
-    if opcode == "custom-call":
-        return "called_computations=" in instruction.tail
-    return opcode in _ENTERING or not is_known(opcode)
+    return opcode in _ENTERING or (opcode == "custom-call" and "called_computations=" in instruction.tail)
 
 
 def _callees(computation: Computation, instruction: Instruction) -> list[str]:
@@ -156,10 +154,6 @@ def _inner(execution: Execution, caller: Instruction, within: frozenset[str], no
         branches = [name for role, name in caller.callees if role in _BRANCH_ROLES]
         for _, name in callees:
             yield Execution(frame.enter(caller, name, f"branch {branches.index(name)}"), times, True)
-    elif not is_known(caller.opcode):
-        notes.append(f"%{caller.name} is an unknown instruction ({caller.opcode}): what it calls is counted once")
-        for role, name in callees:
-            yield Execution(frame.enter(caller, name, role), times, conditional)
     else:
         for role, name in callees:
             if role in _ENTERED_ROLES:
