@@ -94,6 +94,28 @@ class Recipe:
         return bool(self.records or self.born or self.changed or self.respecs or self.out)
 
 
+def after(records: Sequence[Record], recipe: Recipe) -> list[Record]:
+    """The records of the arguments as the recipe leaves them, then the recipe's own; only what is new has a slot."""
+    changed, count = dict(recipe.changed), len(records)
+
+    def moved(record: Record, own: bool) -> Record:
+        copy = Record(record.kind, record.cls, record.keys, record.extra, record.mode)
+        copy.refs = [_placed(ref, own, count) for ref in record.refs]
+        return copy
+
+    given = [moved(changed.get(place, record), place in changed) for place, record in enumerate(records)]
+    return given + [moved(record, True) for record in recipe.records]
+
+
+def _placed(ref: Ref, own: bool, count: int) -> Ref:
+    tag, number = ref
+    if tag == "n":
+        return ("n", number + count if own else number)
+    if tag == "e":
+        return ("n", number)
+    return ref if own and tag in "bv" else ("s", None)
+
+
 def is_ref(value: Any) -> bool:
     """Is this a mutable array (`jax.Ref`), real or traced?"""
     ref = getattr(jax, "Ref", None)

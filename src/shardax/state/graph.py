@@ -265,13 +265,13 @@ def paths_of(graph: Graph, names: Sequence[str]) -> tuple[dict[int, str], dict[i
                 nodes[number] = path
                 record = graph.records[number]
                 following += [
-                    (ref, path + _step(record, key)) for ref, key in zip(record.refs, record.keys, strict=True)
+                    (ref, path + step(record, key)) for ref, key in zip(record.refs, record.keys, strict=True)
                 ]
         queue = following
     return cells, leaves, nodes
 
 
-def _step(record: Record, key: Any) -> str:
+def step(record: Record, key: Any) -> str:
     """One step of a path; a namedtuple (optax's states) has names, which rules know."""
     fields = getattr(record.cls, "_fields", None)
     return f".{fields[key]}" if fields and isinstance(key, int) else record.kind.step(key)

@@ -10,12 +10,13 @@ from typing import Any, Literal
 import jax
 
 from shardax.errors import ArgumentError, StateShardingError
+from shardax.state.aliasing import refuse_returned, refuse_shared
 from shardax.state.building import JitOptions, build, mesh_key
 from shardax.state.forms import chosen
-from shardax.state.kinds import Kind, role_of
+from shardax.state.kinds import Kind, called, role_of
 from shardax.state.lift import Gathered, Lift, Options
 from shardax.state.lifted import Lifted
-from shardax.state.prefixes import has, has_graph_node, is_mapping_prefix
+from shardax.state.prefixes import has_graph_node, refuse_odd_entries
 from shardax.state.retrace import Retraces
 from shardax.state.stages import Lowered, Traced, out_info, stage
 
@@ -37,6 +38,8 @@ class JitWrapped:
         self._retraces = Retraces(self._lift)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for take_note in called:
+            take_note()
         return self._lift(args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -81,6 +84,10 @@ class JitWrapped:
 
     def _compile(self, lifted: Lifted, gathered: Gathered) -> Callable[..., Any]:
         lifted.on_trace = self._retraces.record
+        if self._options.graph is False:
+            paths = self._lift.cell_paths(lifted)
+            refuse_shared(lifted.graph, self._lift.root_names(lifted.form), "jit")
+            lifted.on_recipe = lambda recipe: refuse_returned(recipe, paths.__getitem__, "jit")
         return build(self._lift, lifted, gathered, self._options)
 
 
@@ -181,8 +188,7 @@ def _check(options: JitOptions) -> None:
                 f"Graph nodes are not allowed as prefixes: {argument} holds a module",
                 remedy="a StateSharding says which cell gets which sharding",
             )
-        if options.graph is False and has(prefix, is_mapping_prefix):
-            raise StateShardingError(f"with graph=False {argument} cannot contain `StateSharding` objects")
+        refuse_odd_entries(prefix, argument)
     if options.abstracted_axes is not None:
         raise ArgumentError(
             f"abstracted_axes is not available in jax {jax.__version__}",

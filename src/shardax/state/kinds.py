@@ -249,6 +249,7 @@ _roles: dict[type, Any] = {
 }
 _finders: list[Callable[[type], Any]] = []
 discoverers: list[Family] = []  # families that can tell which cells a function touches: entered for every trace
+called: list[Callable[[], None]] = []  # what frameworks want to know of every call of `jit`
 _adapters = {"flax.nnx": "nnx", "brainstate": "brainstate"}
 LIBRARIES = frozenset(
     {

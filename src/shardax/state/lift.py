@@ -111,7 +111,7 @@ class Plan:
                 cells = joined
         else:
             cells = lifted.environment.cells
-        values: Sequence[Any] = ()
+        values: Sequence[Any] = []  # a list always: to jax a tuple would be another structure
         for family, run, snapshot in self.families:
             read = family.read_all(cells if run is None else cells[run], snapshot)
             if read is None:
@@ -315,6 +315,7 @@ class Lift:
         lifted = self.lifted.get(key)
         if lifted is None:
             lifted = Lifted(self.function, form, graph, environment, pinned)
+            lifted.updates = self.options.graph[1] is not False
             if self.on_lift is not None:
                 self.on_lift(lifted, self)
             self.lifted[key] = lifted  # environment cells are held by `lifted`: their ids stay theirs

@@ -12,8 +12,8 @@ from jax.core import Tracer
 from jax.sharding import AxisType
 
 from shardax.state.cells import Family, Scope, scope_of
-from shardax.state.effects import Effects, Emission, Result, is_ref
-from shardax.state.forms import Form
+from shardax.state.effects import Effects, Emission, Recipe, Result, after, is_ref
+from shardax.state.forms import Form, argument_names
 from shardax.state.graph import Builder, Graph, Ref
 from shardax.state.kinds import discoverers, holds_cells
 from shardax.state.prefixes import Assignment
@@ -71,6 +71,9 @@ class Lifted:
         self.pins: dict[int, Any] = {}  # cell -> the sharding it must come back with
         self.out_shardings: Any = None  # for a result that goes out as a recipe; see `needs_recipe`
         self.needs_recipe = False
+        self.in_prefixes: Sequence[Any] | None = None  # one per root, for what is born below it
+        self.updates = True  # are changes of structure carried out? (flax's `graph_updates`)
+        self.on_recipe: Callable[[Recipe], None] | None = None  # refuses what a transform does not allow
         self.compiled: Callable[..., Any] | None = None
         self.on_trace: Callable[[Lifted, Sequence[Any], Any], None] | None = None
         self.traces = 0
@@ -134,7 +137,7 @@ class Lifted:
                 for place, cell in enumerate(self.environment.cells)
                 if (slot := scope.slots.get(id(cell))) is not None and not (slot.read or slot.written)
             )
-        for place, spec in enumerate(specs):
+        for place, spec in enumerate(specs if self.updates else ()):
             if spec != self.graph.specs[self.own[place]][1]:
                 emission.recipe.respecs.append((place, spec))
         written = tuple(
@@ -207,11 +210,15 @@ class Lifted:
         refs = [leaf for leaf in jax.tree.leaves(given) if is_ref(leaf)]
         kept.update({id(leaf): len(leaves) + place for place, leaf in enumerate(refs)})
         emission = Emission(cells, {id(node): number for number, node in mutable.items()}, kept)
-        emission.changes(mutable, builder.contents, self.graph.records)
+        if self.updates:
+            emission.changes(mutable, builder.contents, self.graph.records)
+            self._shard_born(emission)
         if self.needs_recipe or holds_cells(out) or any(map(is_ref, jax.tree.leaves(out))):
             emission.recipe.out = emission.ref(out, "data", False)
             self._shard(emission)
             out = None
+        if self.on_recipe is not None:
+            self.on_recipe(emission.recipe)
         return emission, out
 
     def _shard(self, emission: Emission) -> None:
@@ -221,15 +228,31 @@ class Lifted:
         if not self.needs_recipe:
             self.needs_recipe = True
             raise Recompile  # jax.jit was given shardings for a result that does not go out as it is
-        recipe = emission.recipe
-        assignment = Assignment(recipe.records, lambda ref: emission.born[ref[1]], "out_shardings")
-        assert recipe.out is not None
-        assignment.root(recipe.out, self.out_shardings, "result")
+        assert emission.recipe.out is not None
+        assignment = Assignment(emission.recipe.records, lambda ref: emission.born[ref[1]], "out_shardings")
+        assignment.root(emission.recipe.out, self.out_shardings, "result")
         assignment.check()
-        for (tag, number), (sharding, _) in assignment.found.items():
-            if tag in "bv":
-                place = recipe.born[number][2] if tag == "b" else number
-                emission.values[place] = hold(emission.values[place], sharding)
+        _hold_all(emission, assignment)
+
+    def _shard_born(self, emission: Emission) -> None:
+        """Hold what was born below an argument to the sharding of the argument, as what was there before."""
+        if self.in_prefixes is None or not emission.recipe.changed:
+            return
+        records = after(self.graph.records, emission.recipe)
+        assignment = Assignment(records, lambda ref: emission.born[ref[1]], "in_shardings")
+        names = argument_names(self.function, self.form.count)
+        roots = [names[place] for place in self.form.stateful] + list(self.form.stateful_names)
+        for ref, prefix, name in zip(self.graph.roots, self.in_prefixes, roots, strict=True):
+            assignment.root(ref if ref[0] == "n" else ("s", None), prefix, name)
+        assignment.check()
+        _hold_all(emission, assignment)
+
+
+def _hold_all(emission: Emission, assignment: Assignment) -> None:
+    for (tag, number), (sharding, _) in assignment.found.items():
+        if tag in "bv":
+            place = emission.recipe.born[number][2] if tag == "b" else number
+            emission.values[place] = hold(emission.values[place], sharding)
 
 
 _NOTHING: tuple[Any, ...] = ()

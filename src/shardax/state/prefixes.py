@@ -55,10 +55,26 @@ def needs_mesh(prefix: Any) -> bool:
 
     def names_axes(leaf: Any) -> bool:
         if is_mapping_prefix(leaf):
-            return any(has(sharding, names_axes) for sharding in leaf.shardings)
+            entries = getattr(leaf, "shardings", None)  # a function has none: it may say anything
+            return entries is None or any(has(entry, names_axes) for entry in entries)
         return isinstance(leaf, PartitionSpec)
 
     return has(prefix, names_axes)
+
+
+def refuse_odd_entries(prefix: Any, argument: str) -> None:
+    """Refuse a StateSharding with an entry that is no sharding."""
+    offences: list[Offence] = []
+    for mapping in jax.tree.leaves(prefix, is_leaf=lambda node: is_prefix_leaf(node) or _is_node(node)):
+        for filter, entry in zip(getattr(mapping, "filters", ()), getattr(mapping, "shardings", ()), strict=True):
+            odd = [leaf for leaf in jax.tree.leaves(entry, is_leaf=is_prefix_leaf) if not is_prefix_leaf(leaf)]
+            offences += [Offence(repr(filter), f"{leaf!r} ({type(leaf).__name__}) is no sharding") for leaf in odd]
+    if offences:
+        raise StateShardingError(
+            f"{argument} cannot contain `StateSharding` objects of anything but shardings",
+            offences,
+            "a NamedSharding, a PartitionSpec on the current mesh, or None",
+        )
 
 
 def bind(sharding: Any, mesh: Any, argument: str) -> Any:

@@ -15,7 +15,7 @@ from flax import nnx
 from flax.nnx import graphlib, pytreelib, tracers
 
 from shardax.state.cells import Scope
-from shardax.state.kinds import Frozen, Kind, Mode, Opened, register
+from shardax.state.kinds import Frozen, Kind, Mode, Opened, called, register
 
 _set_raw: Any = nnx.Variable.__dict__["_raw_value"].__set__
 _INTERNAL = frozenset({"_pytree__state", "_pytree__nodes"})
@@ -186,3 +186,12 @@ def _find(cls: type) -> Any:
 
 
 register(_find)
+
+
+def _take_cache() -> None:
+    """`nnx.cached_partial` offers its cache to whoever is called and insists that it is taken; plans need none."""
+    if graphlib.GRAPH_CONTEXT.tmp_static_cache is not None:
+        graphlib.GRAPH_CONTEXT.tmp_static_cache = None
+
+
+called.append(_take_cache)
