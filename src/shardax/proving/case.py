@@ -34,7 +34,7 @@ class Case:
     >>> case = sx.Case(step, (params, x), [("params/up", [None, sx.TP]), ("x", [sx.BATCH])], mesh="fsdp=2,dp=2,tp=2")
     >>> case.lay_out()["params/up"].spec
     P(None, 'tp')
-    >>> [row.op for row in case.prove(target="cpu:8").ledger]
+    >>> list(case.prove(target="cpu:8").ledger.by_op())
     ['all-reduce']
     """
 
