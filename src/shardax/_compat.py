@@ -6,6 +6,7 @@ Each name here says what it stands for and why the public one is not enough.
 from __future__ import annotations
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -283,17 +284,23 @@ def without_dead_code(jaxpr: Any) -> Any:
     return live
 
 
+Repair = tuple[str, Mapping[str, Any] | None, Sequence[Any]]
+"""A scope's name, and either parameters with which an operation is accepted, or the specs of its results."""
+_one_forgiving_thread = threading.RLock()
+
+
 @contextmanager
-def forgiving_trace(met: Callable[[Exception], str]) -> Generator[None]:
-    """While this thread traces, an operation that an Explicit mesh refuses is recorded with its operands gathered.
+def forgiving_trace(repair: Callable[[Exception, Any, Sequence[Any], Mapping[str, Any]], Repair]) -> Generator[None]:
+    """While this thread traces, an operation that an Explicit mesh refuses is repaired in a scope, and tracing goes on.
 
-    `met` is told of every refusal and names the scope in which the operands are gathered.
+    `repair` gets the error, the primitive, the types of its operands and its parameters. Where it gives no other
+    parameters, the operands are gathered and the results resharded. Nothing public lets a trace go on after an error.
     """
-    import threading
-
+    from jax._src import source_info_util
     from jax._src.interpreters.partial_eval import DynamicJaxprTrace
 
-    original = DynamicJaxprTrace.process_primitive
+    if source_info_util.is_user_filename(__file__):  # the lines that are reported are the user's
+        source_info_util.register_exclusion(__file__)
     thread = threading.get_ident()
 
     def process(self: Any, primitive: Any, operands: Any, params: Any, /) -> Any:
@@ -302,15 +309,22 @@ def forgiving_trace(met: Callable[[Exception], str]) -> Generator[None]:
         except ShardingTypeError as error:
             if threading.get_ident() != thread or primitive.name == "reshard":
                 raise
-            with _core.set_current_trace(self), jax.named_scope(met(error)):
-                gathered = [_gathered(operand) for operand in operands]
-                return original(self, primitive, gathered, params)
+            scope, accepted, specs = repair(error, primitive, [jax.typeof(operand) for operand in operands], params)
+            with _core.set_current_trace(self), jax.named_scope(scope):
+                if accepted is not None:
+                    return original(self, primitive, operands, accepted)
+                found = original(self, primitive, [_gathered(operand) for operand in operands], params)
+                listed = found if primitive.multiple_results else [found]
+                placed = [jax.reshard(one, spec) for one, spec in zip(listed, specs, strict=True)]
+                return placed if primitive.multiple_results else placed[0]
 
-    DynamicJaxprTrace.process_primitive = process
-    try:
-        yield
-    finally:
-        DynamicJaxprTrace.process_primitive = original
+    with _one_forgiving_thread:
+        original = DynamicJaxprTrace.process_primitive
+        DynamicJaxprTrace.process_primitive = process
+        try:
+            yield
+        finally:
+            DynamicJaxprTrace.process_primitive = original
 
 
 def _gathered(operand: Any) -> Any:

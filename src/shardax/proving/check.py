@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import count
@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
 
-from shardax._compat import abstract_mesh_of_a_kind, forgiving_trace, without_dead_code
+from shardax._compat import Repair, abstract_mesh_of_a_kind, forgiving_trace, without_dead_code
 from shardax.errors import plural
 from shardax.names.mesh import MeshLike, MeshSpec
 from shardax.proving.compiling import quiet_start
@@ -22,7 +22,7 @@ from shardax.proving.moves import Entries, as_spec, entries
 from shardax.proving.operation import Operations
 from shardax.proving.outcomes import Laid, bring
 from shardax.proving.placing import Placed, Replicated, check_placed, chosen_mesh, replicated
-from shardax.proving.propagate import SCOPE, Propagation, Where
+from shardax.proving.propagate import SCOPE, Propagation, Where, never_met
 from shardax.proving.rebind import Result, placed_leaves, results_of, trace_on, traced_on
 from shardax.proving.site import Site
 from shardax.proving.step import Names, Step
@@ -211,7 +211,7 @@ def check(
     return Check(
         name=step.name,
         mesh=spec,
-        sites=tuple(walk.sites),
+        sites=(*walk.sites, *never_met(call.traced.jaxpr, walk)),
         inputs=inputs,
         outputs=outputs,
         replicated=replicated([*inputs, *(leaf for leaf in outputs if leaf.shape)], spec, parse_bytes(replicated_over)),
@@ -227,16 +227,24 @@ def _traced(step: Step, spec: MeshSpec, in_specs: Any, layout: Any, refusals: li
         return traced_on(step, spec, ("cpu", "cpu"), in_specs, layout)
     # a kind of its own: JAX keeps what it traced, and must not show the user what was gathered here
     abstract = abstract_mesh_of_a_kind(spec.sizes, spec.names, spec.axis_types, f"check {next(_number)}")
-    with forgiving_trace(_noting(refusals)):
+    with forgiving_trace(_repairing(abstract, refusals)):
         return trace_on(step, abstract, ("cpu", "cpu"), in_specs, layout), abstract
 
 
-def _noting(refusals: list[str]) -> Callable[[Exception], str]:
-    def met(error: Exception) -> str:
-        refusals.append(" ".join(str(error).split())[:300])
-        return f"{SCOPE}{len(refusals) - 1}"
+def _repairing(mesh: AbstractMesh, refusals: list[str]) -> Callable[..., Repair]:
+    """Note what is refused, and say with which layout of the result the trace goes on."""
+    rules = Operations(mesh)
 
-    return met
+    def repair(error: Exception, primitive: Any, types: Sequence[Any], params: Mapping[str, Any]) -> Repair:
+        refusals.append(" ".join(str(error).split())[:300])
+        outcome = rules.of_types(primitive, types, params)
+        specs = [as_spec(each) for each in outcome.results]
+        scope = f"{SCOPE}{len(refusals) - 1}"
+        if primitive.name == "dot_general":
+            return scope, {**params, "out_sharding": NamedSharding(mesh, specs[0])}, specs
+        return scope, None, specs
+
+    return repair
 
 
 def _typed(laid: list[Laid], call: Call) -> list[Laid]:

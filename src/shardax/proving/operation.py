@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from shardax._compat import DuplicateSpecError, ShardingTypeError, abstract_result, laid_type
 from shardax.proving.contraction import dot_general
@@ -23,6 +24,21 @@ RULES = {
 }
 _PLACED = ("out_sharding", "sharding")  # parameters by which a program says how a result lies
 _UNSUITED = frozenset({"sort", "top_k"})  # operands of one shape, and yet not elementwise
+
+
+@dataclass(frozen=True)
+class _Typed:
+    aval: Any
+
+
+@dataclass(frozen=True)
+class _Equation:
+    """As much of an equation as rules look at."""
+
+    primitive: Any
+    params: Mapping[str, Any]
+    invars: tuple[_Typed, ...]
+    outvars: tuple[_Typed, ...]
 
 
 class Operations:
@@ -49,6 +65,15 @@ class Operations:
         if found is None:
             found = self._known[key] = self._fresh(equation, operands, asked)
         return found
+
+    def of_types(self, primitive: Any, types: Sequence[Any], params: Mapping[str, Any]) -> Outcome:
+        """The outcome for operands of certain types, while a program is traced."""
+        whole = [laid_type(aval, NamedSharding(self.mesh, PartitionSpec())) for aval in types]
+        with use_abstract_mesh(self.mesh):
+            results = abstract_result(primitive, whole, params)
+            equation = _Equation(primitive, params, tuple(map(_Typed, types)), tuple(map(_Typed, results)))
+            operands = [replace(Laid.whole(aval), entries=_entries_of(aval)) for aval in types]
+            return self._fresh(equation, operands, _asked(params))
 
     def _fresh(self, equation: Any, operands: Sequence[Laid], asked: Any) -> Outcome:
         natural = self._natural(equation, operands)

@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardax._compat import equation_place, is_jaxpr, name_stack, scan_counts
+from shardax._compat import equation_place, is_jaxpr, name_stack, scan_counts, subjaxprs
 from shardax.proving.collectives import wire
 from shardax.proving.moves import Entries, Move, entries
 from shardax.proving.operation import Operations
@@ -53,6 +53,7 @@ class Propagation:
     sites: list[Site] = field(default_factory=list[Site])
     operations: int = 0
     unknown: list[str] = field(default_factory=list[str])
+    met: set[int] = field(default_factory=set[int])  # refusals that were come by
     moved: set[tuple[int, Move]] = field(default_factory=set[tuple[int, Move]])
 
     @property
@@ -87,14 +88,15 @@ class Propagation:
         step = getattr(self, f"_{name}", None) if name in _SPECIAL else None
         if step is not None:
             return step(equation, operands, self._at(equation, where))
-        refused = _REFUSED.search(stack) if SCOPE in stack else None
+        refused = refused_in(stack)
         if name in ("reshard", "sharding_constraint"):
-            return self._constrained(equation, operands, where, refused is not None)
+            return self._constrained(equation, operands, where, SCOPE in stack)
         outcome = self.rules.outcome(equation, operands)
         if outcome.opaque:
             self.unknown.append(f"{place_of(equation)}: {outcome.why}")
-        if refused is not None and f"transpose({SCOPE}" not in stack:
-            outcome = replace(outcome, ambiguous=True, why=self.refusals[int(refused[1])])
+        if refused is not None:
+            outcome = replace(outcome, ambiguous=True, why=self.refusals[refused])
+            self.met.add(refused)
             self._refused(equation, outcome, operands, where)
         elif outcome.travels:
             self._record(equation, outcome, operands, where)
@@ -128,12 +130,7 @@ class Propagation:
         if outcome.travels:
             self._record(equation, outcome, operands, where)
         else:
-            file, line, function = self._at(equation, where).place
-            name = equation.primitive.name
-            self.sites.append(
-                Site("", (), where.times, 0, 0, "", name, "ambiguous", outcome.why, where.phase, file, line, function,
-                     note=where.note)
-            )  # fmt: skip
+            self.sites.append(_still(equation, outcome.why, self._at(equation, where)))
 
     def _record(
         self, equation: Any, outcome: Outcome, operands: Sequence[Laid], where: Where, cause: Cause | None = None
@@ -273,6 +270,7 @@ class Propagation:
         self.sites += trial.sites
         self.operations += trial.operations
         self.unknown += trial.unknown
+        self.met |= trial.met
         for each, result in zip(held, results, strict=False):
             self._moved(result, each.entries, "loop", "what a loop carries comes back in another layout", where)
         return held, results
@@ -290,6 +288,43 @@ class Propagation:
             for result, first in zip(results, found[0], strict=True):
                 self._moved(result, first.entries, "cond", "the branches give different layouts", inside)
         return [replace(result, path=None) for result in found[0]]
+
+
+def refused_in(stack: str) -> int | None:
+    """The number of the refusal in whose scope an equation stands; the transpose of a refused one is not refused.
+
+    >>> refused_in("jvp(shardax_refused_2)"), refused_in("transpose(jvp(shardax_refused_2))/shardax_refused_3")
+    (2, 3)
+    """
+    if SCOPE not in stack:
+        return None
+    while "transpose(" in stack:
+        begin = stack.index("transpose(")
+        depth, end = 0, begin
+        for end in range(begin + len("transpose"), len(stack)):
+            depth += {"(": 1, ")": -1}.get(stack[end], 0)
+            if depth == 0:
+                break
+        stack = stack[:begin] + stack[end + 1 :]
+    found = _REFUSED.search(stack)
+    return None if found is None else int(found[1])
+
+
+def never_met(jaxpr: Any, walk: Propagation) -> Iterator[Site]:
+    """Refused operations whose results nothing uses: their traffic never is, and yet JAX stops at them."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        refused = refused_in(name_stack(equation))
+        if refused is not None and refused not in walk.met and equation.primitive.name != "reshard":
+            walk.met.add(refused)
+            yield _still(equation, walk.refusals[refused], Where(place=equation_place(equation)))
+        for inner in subjaxprs(equation):
+            yield from never_met(inner, walk)
+
+
+def _still(equation: Any, why: str, where: Where) -> Site:
+    """A site at which nothing travels."""
+    name = equation.primitive.name
+    return Site("", (), where.times, 0, 0, "", name, "ambiguous", why, where.phase, *where.place, note=where.note)
 
 
 _SPECIAL = frozenset({"scan", "while", "cond", "shard_map"})
