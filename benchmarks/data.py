@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import tempfile
 import time
 import tracemalloc
@@ -47,7 +48,8 @@ def shard_data(rounds: int) -> list[Race]:
         if theirs is not None:
             contenders["datarax shard_data"] = lambda data=data, theirs=theirs: theirs.shard_data(data)
         goal = "at most 3 µs over the slice, no copy of arrays"
-        races.append(race(f"shard_data, {name}, 1 of 4 processes", contenders, rounds=rounds, loops=loops, goal=goal))
+        title = f"shard_data, {name}, 1 of 4 processes"
+        races.append(race(title, contenders, rounds=rounds, loops=loops, goal=goal, clock="cpu"))
     return races
 
 
@@ -80,8 +82,9 @@ def global_batch(rounds: int) -> Race:
             "shardax": lambda: jax.block_until_ready(placer.put(local, rows, BATCH, frozenset())),
         },
         rounds=rounds,
-        loops=10,
+        loops=20,
         goal="at most 1.1×",
+        clock="cpu",
     )
 
 
@@ -114,12 +117,15 @@ def throughput(folder: Path, rounds: int, records: int) -> list[Result]:
         "NumPy fancy index + device_put": by_hand,
         "Feed, no prefetch": lambda: jax.block_until_ready(next(direct)),
     }
-    loops = {"loops": 8, "per": 1}
-    title = f"one shuffled batch of {BATCH} records of 1 KB from a memmap of {records:,}"
     fast = race(
-        title, contenders, rounds=rounds, goal="at least 0.9× of the floor's speed: a ratio of at most 1.11", **loops
+        f"one shuffled batch of {BATCH} records of 1 KB from a memmap of {records:,}",
+        contenders,
+        rounds=rounds,
+        loops=16,
+        goal="at least 0.9× of the floor's speed: a ratio of at most 1.11",
+        clock="cpu",
     )
-    return [fast, _grain(data, sharding, rounds), _hidden(data, sharding, 20 if rounds < ROUNDS else 100)]
+    return [fast, _grain(data, sharding, rounds), _hidden(data, sharding, 3 if rounds < ROUNDS else 15)]
 
 
 def _grain(data: object, sharding: object, rounds: int) -> Race:
@@ -149,29 +155,35 @@ def _grain(data: object, sharding: object, rounds: int) -> Race:
     )
 
 
-def _hidden(data: object, sharding: object, steps: int) -> Facts:
-    """How much of the feed's own time disappears behind a device that is busy for 5 ms."""
+def _hidden(data: object, sharding: object, turns: int) -> Facts:
+    """How much of the feed's own time disappears behind a step of 5 ms: what is left above taking ready batches."""
     import jax
 
     import shardax as sx
 
-    def seconds_waited(prefetch: int, busy: float) -> float:
-        with sx.Feed(data, sharding, BATCH, seed=0, prefetch=prefetch, epochs=None) as feed:
-            jax.block_until_ready(next(feed))
-            times = []
-            for _ in range(steps):
-                time.sleep(busy)
-                start = time.perf_counter()
-                jax.block_until_ready(next(feed))
-                times.append(time.perf_counter() - start)
-        return sorted(times)[len(times) // 2]
+    def feed(prefetch: int) -> sx.Feed:
+        return sx.Feed(data, sharding, BATCH, seed=0, prefetch=prefetch, epochs=None)
 
-    alone, behind = seconds_waited(0, 0.0), seconds_waited(2, STEP_SECONDS)
+    with feed(0) as direct, feed(2) as ahead:
+        batches = {
+            "ready": itertools.cycle([next(direct) for _ in range(4)]),
+            "direct": direct,
+            "ahead": ahead,
+        }
+        waited: dict[str, list[float]] = {name: [] for name in batches}
+        for name in list(batches) * turns:  # by turns, a run of steps each: the machine is not the same for long
+            for step in range(12):
+                time.sleep(STEP_SECONDS)
+                start = time.perf_counter()
+                jax.block_until_ready(next(batches[name]))
+                if step > 1:
+                    waited[name].append(time.perf_counter() - start)
+    ready, alone, behind = (statistics.median(waited[name]) * 1e3 for name in ("ready", "direct", "ahead"))
     return Facts(
-        "waiting for a batch behind a step of 5 ms (medians)",
-        ("no prefetch", "prefetch=2, after 5 ms", "hidden"),
-        ((f"{alone * 1e3:.3f} ms", f"{behind * 1e3:.3f} ms", f"{1 - behind / alone:.0%}"),),
-        goal="at least 90 % hidden",
+        "waiting for a batch after a step of 5 ms (medians)",
+        ("batches that are ready", "no prefetch", "prefetch=2", "hidden"),
+        ((f"{ready:.3f} ms", f"{alone:.3f} ms", f"{behind:.3f} ms", f"{1 - (behind - ready) / (alone - ready):.0%}"),),
+        goal="at least 90 % of the feed's own time hidden: of what is above taking batches that are ready",
     )
 
 
@@ -203,6 +215,7 @@ def resume(folder: Path, rounds: int) -> list[Result]:
         rounds=rounds,
         prepare=dict.fromkeys(contenders, fresh),
         goal="at most 1.2×",
+        clock="cpu",
     )
     tracemalloc.start()
     plan = sx.EpochPlan(10**9, BATCH, seed=0)
