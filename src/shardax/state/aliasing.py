@@ -45,9 +45,8 @@ def _refuse(title: str, what: str, offences: Sequence[Offence]) -> None:
 
 def _visits(records: Sequence[Record], roots: Sequence[Ref], names: Sequence[str]) -> Iterator[tuple[Ref, str]]:
     """Every way to every cell, and the second visit of a node on the way to itself."""
-    stack: list[tuple[Ref, str, tuple[tuple[int, str], ...]]] = [
-        (ref, name, ()) for ref, name in zip(roots, names, strict=True)
-    ][::-1]
+    start = zip(roots, names, strict=True)
+    stack: list[tuple[Ref, str, tuple[tuple[int, str], ...]]] = [(ref, name, ()) for ref, name in start][::-1]
     while stack:
         ref, path, above = stack.pop()
         tag, number = ref

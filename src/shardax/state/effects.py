@@ -127,8 +127,10 @@ def is_ref(value: Any) -> bool:
 class Emission:
     """Writes the recipe while the trace is still open."""
 
-    def __init__(self, cells: dict[int, int], nodes: dict[int, int], leaves: dict[int, int]) -> None:
-        self.cells, self.nodes, self.leaves = cells, nodes, leaves
+    def __init__(
+        self, cells: dict[int, int], nodes: dict[int, int], leaves: dict[int, int], boxes: frozenset[int]
+    ) -> None:
+        self.cells, self.nodes, self.leaves, self.boxes = cells, nodes, leaves, boxes
         self.recipe = Recipe()
         self.values: list[Any] = []
         self.born: list[Any] = []  # the cells that `recipe.born` describes
@@ -158,15 +160,14 @@ class Emission:
         return ref
 
     def _array(self, value: Any, alias: bool) -> Ref:
+        number = self.leaves.get(id(value))
+        if number is not None and (alias or number in self.boxes or is_ref(value)):
+            return ("l", number)
         if is_ref(value):
-            if id(value) in self.leaves:
-                return ("l", self.leaves[id(value)])
             if id(value) not in self._seen:
                 self._alive.append(value)
                 self._seen[id(value)] = ("r", self._value(value[...]))
             return self._seen[id(value)]
-        if alias and id(value) in self.leaves:
-            return ("l", self.leaves[id(value)])
         return ("v", self._value(value))
 
     def _value(self, value: Any) -> int:

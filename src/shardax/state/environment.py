@@ -13,7 +13,7 @@ from operator import is_, itemgetter
 from typing import Any
 
 from shardax.state.graph import paths_of, survey
-from shardax.state.kinds import ARRAY, LIBRARIES, OBJECT, SCALAR, STATIC, UNKNOWN, Kind, role_of
+from shardax.state.kinds import ARRAY, BOX, LIBRARIES, OBJECT, SCALAR, STATIC, UNKNOWN, Kind, role_of
 
 _EMPTY = object()
 _INSIDE = ("__wrapped__", "func", "__func__")  # where decorators, partials and methods keep their function
@@ -51,7 +51,7 @@ def _may_lead(cls: type) -> bool:
     role = role_of(cls)
     if role is STATIC:
         return bool(getattr(cls, "__call__", None))  # noqa: B004  asked of a class: do its instances call?
-    return role is not ARRAY and role is not SCALAR
+    return role is not ARRAY and role is not SCALAR and role is not BOX
 
 
 class _Search:
@@ -66,7 +66,7 @@ class _Search:
         if isinstance(value, types.CellType):
             return self._closure(value)
         role = role_of(type(value))
-        if role is ARRAY or role is SCALAR:
+        if role is ARRAY or role is SCALAR or role is BOX:
             return False
         if id(value) in self.known:
             return self.known[id(value)]

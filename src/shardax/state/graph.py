@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardax.state.kinds import ARRAY, STATIC, Frozen, Kind, Mode, role_in
+from shardax.state.kinds import ARRAY, STATIC, Frozen, Kind, Mode, has_identity, role_in
 
 Ref = tuple[str, Any]
 """Where a child is: ("c", cell), ("l", leaf), ("n", node) by number, or ("s", Frozen(value))."""
@@ -40,11 +40,12 @@ class Graph:
     roots: tuple[Ref, ...]
     specs: tuple[tuple[Any, Any], ...]  # one (family, spec) per cell
     leaves: int
+    boxes: frozenset[int] = frozenset()  # leaves with an identity: one that is returned is the one that was given
     signature: Any = field(repr=False, default=None)
 
     def __post_init__(self) -> None:
         specs = tuple((family.name, spec) for family, spec in self.specs)
-        signature = (tuple(record.signature() for record in self.records), self.roots, specs, self.leaves)
+        signature = (tuple(record.signature() for record in self.records), self.roots, specs, self.leaves, self.boxes)
         object.__setattr__(self, "signature", Hashed(signature))
 
     def __eq__(self, other: object) -> bool:
@@ -113,6 +114,7 @@ class _Walk:
         self.cells: list[Any] = []
         self.specs: list[tuple[Any, Any]] = []
         self.leaves: list[Any] = []
+        self.boxes: set[int] = set()
         self.nodes: list[Any] = []
         self.levels: list[Level] = []
 
@@ -129,9 +131,7 @@ class _Walk:
     def _number(self, level: Level, position: int, value: Any, mode: Mode, fresh: dict[int, Any]) -> Ref:
         role = role_in(value, mode)
         if role is ARRAY:
-            level.leaves.append(position)
-            self.leaves.append(value)
-            return ("l", len(self.leaves) - 1)
+            return self._leaf(level, position, value)
         if role is STATIC:
             level.statics.append(position)
             return ("s", Frozen(value))
@@ -154,6 +154,18 @@ class _Walk:
         if role.mutable:  # its final number is known when its group is
             self.numbers[id(value)] = ("pending", number)
         return ("pending", number)
+
+    def _leaf(self, level: Level, position: int, value: Any) -> Ref:
+        ref: Ref = ("l", len(self.leaves))
+        if has_identity(value):
+            level.occurrences.append(position)
+            known = self.numbers.setdefault(id(value), ref)
+            if known != ref:
+                return known
+            self.boxes.add(ref[1])
+        level.leaves.append(position)
+        self.leaves.append(value)
+        return ref
 
     def _open(self, level: Level, fresh: dict[int, Any]) -> list[tuple[Record, list[tuple[Any, Mode]]]]:
         groups: dict[Any, list[tuple[int, int, Mode, Any]]] = {}
@@ -212,7 +224,7 @@ def survey(roots: Sequence[tuple[Any, Mode]]) -> Survey:
         for record, children in opened:
             parents.append((record.refs, [index for index, ref in enumerate(record.refs) if ref[0] == "?"]))
             objects.extend(children)
-    graph = Graph(tuple(walk.records), tuple(root_refs), tuple(walk.specs), len(walk.leaves))
+    graph = Graph(tuple(walk.records), tuple(root_refs), tuple(walk.specs), len(walk.leaves), frozenset(walk.boxes))
     return Survey(graph, walk.cells, walk.leaves, walk.nodes, walk.levels)
 
 

@@ -226,6 +226,7 @@ def same(a: Any, b: Any) -> bool:  # noqa: PLR0911  one return per sort of value
 STATIC = object()
 SCALAR = object()
 ARRAY = object()
+BOX = object()  # a mutable array of a framework: traced like an array, but with an identity, as a `jax.Ref` has
 UNKNOWN = object()  # a plain class: a node if it holds cells, static otherwise
 
 LIST, DICT, TUPLE, SET, OBJECT, PYTREE = ListKind(), DictKind(), TupleKind(), SetKind(), ObjectKind(), PytreeKind()
@@ -270,8 +271,8 @@ LIBRARIES = frozenset(
 )
 
 
-def register(find: Callable[[type], Family | Kind | None]) -> None:
-    """Teach the lift a framework: `find` answers for a class with its family (cells), its kind (nodes) or None."""
+def register(find: Callable[[type], Any]) -> None:
+    """Teach the lift a framework: `find` answers for a class with its family (cells), kind (nodes), BOX, or None."""
     _finders.append(find)
     for cls, role in list(_roles.items()):
         if (role is UNKNOWN or role is STATIC or isinstance(role, PytreeKind)) and find(cls) is not None:
@@ -318,6 +319,11 @@ def _find_role(cls: type) -> Any:  # noqa: PLR0911  one return per role
     return UNKNOWN if getattr(cls, "__dictoffset__", 0) else STATIC
 
 
+def has_identity(value: Any) -> bool:
+    """Is this an array that may be changed in place, so that sharing it means something?"""
+    return _is_ref(type(value)) or role_of(type(value)) is BOX
+
+
 def _is_ref(cls: type) -> bool:
     return issubclass(cls, getattr(jax, "Ref", ())) if hasattr(jax, "Ref") else False
 
@@ -361,6 +367,8 @@ def role_in(value: Any, mode: Mode) -> Any:
     role = role_of(type(value))
     if role is SCALAR:
         return ARRAY if mode == "data" else STATIC
+    if role is BOX:
+        return ARRAY
     if role is UNKNOWN:
         return OBJECT if holds_cells(value) else STATIC
     if mode != "data" and (role is TUPLE or isinstance(role, PytreeKind)) and _inert(value):

@@ -209,11 +209,13 @@ class Lifted:
         kept = {id(leaf): n for n, leaf in enumerate(leaves) if is_ref(leaf) or (len(self.own) + n) not in self.donate}
         refs = [leaf for leaf in jax.tree.leaves(given) if is_ref(leaf)]
         kept.update({id(leaf): len(leaves) + place for place, leaf in enumerate(refs)})
-        emission = Emission(cells, {id(node): number for number, node in mutable.items()}, kept)
+        emission = Emission(cells, {id(node): number for number, node in mutable.items()}, kept, self.graph.boxes)
         if self.updates:
             emission.changes(mutable, builder.contents, self.graph.records)
             self._shard_born(emission)
-        if self.needs_recipe or holds_cells(out) or any(map(is_ref, jax.tree.leaves(out))):
+        boxes = {id(leaves[number]) for number in self.graph.boxes}
+        returned = jax.tree.leaves(out)
+        if self.needs_recipe or holds_cells(out) or any(is_ref(leaf) or id(leaf) in boxes for leaf in returned):
             emission.recipe.out = emission.ref(out, "data", False)
             self._shard(emission)
             out = None

@@ -12,10 +12,10 @@ from operator import attrgetter
 from typing import Any
 
 from flax import nnx
-from flax.nnx import graphlib, pytreelib, tracers
+from flax.nnx import graphlib, pytreelib, tracers, variablelib
 
 from shardax.state.cells import Scope
-from shardax.state.kinds import Frozen, Kind, Mode, Opened, called, register
+from shardax.state.kinds import BOX, Frozen, Kind, Mode, Opened, called, register
 
 _set_raw: Any = nnx.Variable.__dict__["_raw_value"].__set__
 _INTERNAL = frozenset({"_pytree__state", "_pytree__nodes"})
@@ -177,6 +177,8 @@ VARIABLES, PYTREE, STATE = Variables(), PytreeKind(), StateKind()
 def _find(cls: type) -> Any:
     if isinstance(cls, type(nnx.Variable)) and issubclass(cls, nnx.Variable):
         return VARIABLES
+    if cls is variablelib.HijaxVariable:
+        return BOX
     if issubclass(cls, nnx.Pytree):
         return PYTREE
     if cls is nnx.State:
