@@ -311,7 +311,8 @@ class Lift:
     def _lifted(
         self, form: Form, graph: Graph, environment: Environment, pinned: dict[int, int], context: Any
     ) -> Lifted:
-        key = (form, graph, tuple(map(id, environment.cells)), tuple(pinned.items()), context)
+        specs = tuple(role_of(type(cell)).spec(cell) for cell in environment.cells)
+        key = (form, graph, tuple(map(id, environment.cells)), specs, tuple(pinned.items()), context)
         lifted = self.lifted.get(key)
         if lifted is None:
             lifted = Lifted(self.function, form, graph, environment, pinned)

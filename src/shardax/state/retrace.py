@@ -86,7 +86,7 @@ def _type(value: Any) -> str:
         shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
         return f"{dtype}[{','.join(map(str, shape))}]" if shape is not None and dtype is not None else str(aval)
 
-    if hasattr(value, "dtype") or isinstance(value, (int, float, complex)):
+    if jax.tree_util.all_leaves([value]):  # a brainunit quantity has a dtype, and is a tree
         return one(value)
     return str(jax.tree.map(one, value))
 

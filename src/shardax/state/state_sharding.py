@@ -108,7 +108,7 @@ def to_predicate(filter: Any) -> Predicate:
         verdict = filter is True or filter is ...
         return lambda path, value: verdict
     if isinstance(filter, str):
-        return lambda path, value: bool(tag_of(value) == filter)
+        return lambda path, value: _tagged(tag_of(value), filter)
     if isinstance(filter, type):
         return lambda path, value: isinstance(value, filter) or _of_type(value, filter)
     if isinstance(filter, (list, tuple)):
@@ -129,6 +129,11 @@ def tag_of(value: Any) -> Any:
     if isinstance(metadata, Mapping) and "tag" in metadata:
         return metadata["tag"]
     return getattr(value, "tag", None)
+
+
+def _tagged(tag: Any, wanted: str) -> bool:
+    """A tag is a string, or in brainstate a set of strings."""
+    return wanted in tag if isinstance(tag, (set, frozenset)) else bool(tag == wanted)
 
 
 def _of_type(value: Any, cls: type) -> bool:
