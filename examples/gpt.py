@@ -1,8 +1,8 @@
 """A small GPT in Flax NNX: its axes are named once, and it trains on any mesh.
 
-    python examples/gpt.py                                       train it on eight simulated devices
-    shardax prove examples/gpt.py:case --target tpu:v5e:2x4      what it would do on a TPU
-    shardax launch -n 2 --devices 4 examples/gpt.py runs/gpt     in two processes, with checkpoints; again: goes on
+python examples/gpt.py                                       train it on eight simulated devices
+shardax prove examples/gpt.py:case --target tpu:v5e:2x4      what it would do on a TPU
+shardax launch -n 2 --devices 4 examples/gpt.py runs/gpt     in two processes, with checkpoints; again: goes on
 """
 
 import json
@@ -135,7 +135,9 @@ def train(steps: int, folder: Path | None = None, config: Config = Config()) -> 
     layout = sx.layout(nnx.eval_shape(lambda: make(config)), RULES, axes=AXES)
     saved = folder is not None and any(folder.glob("feed-*.json"))
     state = sx.restore_checkpoint(folder, layout) if saved else sx.init(make, config, layout=layout)
-    with sx.Feed(windows(config), AXES.resolve_spec([sx.BATCH], sx.MODE_TRAIN), config.batch, seed=0, epochs=None) as feed:
+    with sx.Feed(
+        windows(config), AXES.resolve_spec([sx.BATCH], sx.MODE_TRAIN), config.batch, seed=0, epochs=None
+    ) as feed:
         if saved:
             feed.restore(json.loads((folder / f"feed-{int(state['optimizer'].step[...])}.json").read_text()))
         for tokens in feed:

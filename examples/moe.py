@@ -62,8 +62,8 @@ def experts(params: dict, x: jax.Array) -> jax.Array:
 def at_experts(inside: jax.Array) -> jax.Array:
     """[expert, row, slot, feature] on the devices of the experts.
 
-    Held there from the way in to the way out, each device sends 110 KiB a step; with the way in and the way out alone it
-    is 630 KiB, because the gradients find no direct way back. `shardax prove` says both.
+    Held there from the way in to the way out, each device sends 110 KiB a step; with the way in and the way out alone
+    it is 630 KiB, because the gradients find no direct way back. `shardax prove` says both.
     """
     return sx.constrain(inside, BY_EXPERT, axes=AXES)
 

@@ -97,6 +97,18 @@ def prove(
 
 @app.command(rich_help_panel=LOOK)
 @answers
+def check(program: Program, mesh: Mesh = None) -> Answer:
+    """What travels between devices, without compiling anything.
+
+    For a mesh of any size. Exit code 1 where it is ambiguous, so that the compiler chooses.
+    """
+    from shardax.cli.checking import check as checked
+
+    return checked(program, mesh)
+
+
+@app.command(rich_help_panel=LOOK)
+@answers
 def lock(
     program: Program,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The lock.")] = Path("sharding.lock"),

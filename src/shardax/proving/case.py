@@ -13,6 +13,7 @@ from shardax.names.mesh import MeshLike, MeshSpec, as_mesh, current_mesh
 from shardax.names.rules import Rules
 from shardax.names.spec import OnMisfit
 from shardax.names.tokens import MODE_TRAIN
+from shardax.proving.check import Check, check
 from shardax.proving.proof import Proof
 from shardax.proving.prove import prove
 from shardax.proving.step import Names, Step
@@ -21,7 +22,7 @@ from shardax.proving.target import Target
 
 @dataclass(frozen=True)
 class Case:
-    """What `shardax layout`, `prove`, `check` and `lock` are told about a program: a function that returns one is enough.
+    """What `shardax layout`, `prove`, `check` and `lock` are told about a program: a function that returns it will do.
 
     `rules` speak of every argument at once: a path begins with the name of its argument. Instead of rules there may be
     a `layout` (a Layout, or a function of the mesh that makes one); what neither places carries its own sharding.
@@ -113,6 +114,20 @@ class Case:
             **self.kwargs,
             mesh=spec,
             target=goal,
+            layout=self._per_argument(spec),
+            donate=self.donate,
+            static=self.static,
+            **options,
+        )
+
+    def check(self, mesh: MeshLike | None = None, **options: Any) -> Check:
+        """`sx.check` of the step under this layout: what travels, without compiling; the options are its."""
+        spec = self.mesh_on(mesh=mesh)
+        return check(
+            self.step,
+            *self.args,
+            **self.kwargs,
+            mesh=spec,
             layout=self._per_argument(spec),
             donate=self.donate,
             static=self.static,
