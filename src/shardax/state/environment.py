@@ -6,6 +6,7 @@ object) is met while tracing, and the trace is done again with that cell as an i
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -141,7 +142,7 @@ class _Search:
         if "__wrapped__" in vars(function):
             hits.append(self.visit(vars(function)["__wrapped__"]))
         places = function.__globals__
-        names = [(name, places[name]) for name in dict.fromkeys(_names_in(function.__code__)) if name in places]
+        names = [(name, places[name]) for name in _names_in(function.__code__) if name in places]
         reached = [(name, value) for name, value in names if self.visit(value)]
         if reached:
             self._names(places, reached)
@@ -156,11 +157,14 @@ def contents(cell: types.CellType) -> Any:
         return _EMPTY
 
 
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that a function reads by name; `co_names` would list attributes too."""
+    names = [step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
+            names += _names_in(constant)
+    return tuple(dict.fromkeys(names))
 
 
 def closed_over(function: Callable[..., Any]) -> tuple[list[Any], Watch]:
