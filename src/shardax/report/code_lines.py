@@ -34,6 +34,8 @@ def short_file(file: str) -> str:
     'models/gpt.py'
     """
     path = Path(file)
+    if not path.is_absolute():
+        return file
     if path.is_relative_to(Path.cwd()):
         return str(path.relative_to(Path.cwd()))
     return "/".join(path.parts[-2:])

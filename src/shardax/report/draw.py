@@ -67,14 +67,14 @@ class Drawing:
         sets = sorted({cell for panel in self.panels for row in panel.cells for cell in row if cell})
         return {cell: (ramp(place, len(sets)), ink(place, len(sets))) for place, cell in enumerate(sets)}
 
-    def spans(self) -> list[list[Span]]:
-        """Lines of characters with the colours of the blocks."""
+    def spans(self, width: int = 100) -> list[list[Span]]:
+        """Lines of characters with the colours of the blocks; columns that have no room are left out in the middle."""
         ways = ", ".join(way for way in (self._way(self.row_dim, "↓"), self._way(self.column_dim, "→")) if way)
         lines = [[Span(self.caption + (f"   {ways}" if ways else ""))]]
         shades = self._shades
         for panel in self.panels:
             lines += [[Span(panel.label)]] if panel.label else []
-            lines += _boxes(panel, shades)
+            lines += _boxes(panel, shades, width)
         if self.left_out:
             lines.append([Span(f"… and {self.left_out} more panels")])
         return lines
@@ -187,16 +187,17 @@ def _cell_text(cell: tuple[int, ...] | None) -> str:
     return "…" if cell is None else devices_in_words(cell)
 
 
-def _boxes(panel: Panel, shades: Mapping[tuple[int, ...], tuple[str, str]]) -> Iterator[list[Span]]:
+def _boxes(panel: Panel, shades: Mapping[tuple[int, ...], tuple[str, str]], room: int) -> Iterator[list[Span]]:
     """A grid of box characters around centred texts, all of one width."""
     width = max(5, max(len(_cell_text(cell)) for row in panel.cells for cell in row) + 2)
-    bars = ["─" * width] * len(panel.columns)
+    places = _elided(len(panel.columns), max(3, (room - 1) // (width + 1)))
+    bars = ["─" * width] * len(places)
     yield [Span(f"┌{'┬'.join(bars)}┐")]
-    for place, row in enumerate(panel.cells):
-        if place:
+    for number, row in enumerate(panel.cells):
+        if number:
             yield [Span(f"├{'┼'.join(bars)}┤")]
         line = [Span("│")]
-        for cell in row:
+        for cell in (None if place is None else row[place] for place in places):
             fill, words = shades[cell] if cell else ("", "")
             line += [Span(_cell_text(cell).center(width), fill, words), Span("│")]
         yield line

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,10 +11,10 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from shardax.report.values import Cell, Column, Grid
+from shardax.report.values import Cell, Column, Grid, Tone
 
 GAP = 2
-TONES = {"plain": "", "good": "green", "warn": "yellow", "bad": "red", "quiet": "dim"}
+TONES: dict[Tone, str] = {"plain": "", "good": "green", "warn": "yellow", "bad": "red", "quiet": "dim"}
 
 
 @dataclass(frozen=True)
@@ -26,35 +27,33 @@ class GridText:
         rows = self.grid.rows[: self.grid.most]
         widths = fit_columns(self.grid.columns, rows, options.max_width)
         shown = [place for place, width in enumerate(widths) if width]
-        yield _row([self.grid.columns[place].name for place in shown], self._style(shown, widths), "dim")
+        columns = [(self.grid.columns[place], widths[place]) for place in shown]
+        yield from _lines([Cell(column.name, tone="quiet") for column, _ in columns], columns)
         for row in rows:
-            yield self._cells([row[place] for place in shown], shown, widths)
+            yield from _lines([row[place] for place in shown], columns)
         total = self.grid.total or len(self.grid.rows)
         if total > len(rows):
             yield Text(f"… and {total - len(rows):,} more", "dim")
         yield from (Text(note, "dim") for note in self.grid.notes)
 
-    def _style(self, shown: list[int], widths: Sequence[int]) -> list[tuple[Column, int]]:
-        return [(self.grid.columns[place], widths[place]) for place in shown]
 
-    def _cells(self, cells: list[Cell], shown: list[int], widths: Sequence[int]) -> Text:
+def _lines(cells: Sequence[Cell], columns: Sequence[tuple[Column, int]]) -> Iterator[Text]:
+    """A row: one line, or as many as its longest wrapped cell needs."""
+    parts = [_parts(cell.text, column, width) for cell, (column, width) in zip(cells, columns, strict=True)]
+    for number in range(max(map(len, parts))):
         line = Text(no_wrap=True)
-        for number, (cell, (column, width)) in enumerate(zip(cells, self._style(shown, widths), strict=True)):
-            line.append(" " * GAP if number else "").append(_set(cell.text, column, width), TONES[cell.tone])
+        for place, (cell, (column, width)) in enumerate(zip(cells, columns, strict=True)):
+            text = parts[place][number] if number < len(parts[place]) else ""
+            pad = " " * (width - cell_len(text))
+            line.append(" " * GAP if place else "").append(pad + text if column.right else text + pad, TONES[cell.tone])
         line.rstrip()
-        return line
+        yield line
 
 
-def _row(texts: list[str], columns: list[tuple[Column, int]], style: str) -> Text:
-    line = (" " * GAP).join(_set(text, *column) for text, column in zip(texts, columns, strict=True))
-    return Text(line.rstrip(), style, no_wrap=True)
-
-
-def _set(text: str, column: Column, width: int) -> str:
-    """A text cut and padded to its column."""
-    shown = cut(text, width, "middle" if column.cut == "middle" else "end")
-    pad = " " * (width - cell_len(shown))
-    return pad + shown if column.right else shown + pad
+def _parts(text: str, column: Column, width: int) -> list[str]:
+    if column.cut == "wrap":
+        return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+    return [cut(text, width, "middle" if column.cut == "middle" else "end")]
 
 
 def fit_columns(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], room: int) -> list[int]:

@@ -37,33 +37,33 @@ from shardax.tables import show_bytes
 MOST_DRAWN = 6
 
 LEAVES = (
-    Column("path", code=True, keep=10, cut="middle", least=16),
-    Column("array", code=True, keep=7, cut="middle", least=10),
-    Column("spec", code=True, keep=9, least=10),
+    Column("path", code=True, keep=10, cut="middle", least=28),
+    Column("array", code=True, keep=7, cut="middle", least=16),
+    Column("spec", code=True, keep=9, least=16),
     Column("per device", right=True, keep=8),
     Column("copies", right=True, keep=5),
-    Column("rule", code=True, keep=4, least=10),
+    Column("rule", code=True, keep=4, least=20),
 )
 CORRECTIONS = (
-    Column("path", code=True, keep=10, cut="middle", least=16),
+    Column("path", code=True, keep=10, cut="middle", least=20),
     Column("dim", right=True, keep=4),
     Column("loses", code=True, keep=9),
-    Column("why", keep=8, least=16),
+    Column("why", keep=8, cut="wrap", least=20),
     Column("costs each device", right=True, keep=7),
-    Column("would work", keep=5, least=12),
+    Column("would work", keep=5, cut="wrap", least=14),
 )
 OFFENDERS = (
-    Column("path", code=True, keep=10, cut="middle", least=16),
-    Column("spec", code=True, keep=7, least=8),
+    Column("path", code=True, keep=10, cut="middle", least=24),
+    Column("spec", code=True, keep=5, least=14),
     Column("copies", right=True, keep=6),
     Column("per device", right=True, keep=9),
-    Column("could be sharded", keep=8, least=14),
+    Column("could be sharded", keep=8, cut="wrap", least=24),
 )
 FINDINGS = (
     Column("kind", keep=10, cut="never"),
     Column("where", code=True, keep=9, cut="middle", least=14),
-    Column("problem", keep=8, least=20),
-    Column("would work", keep=4, least=12),
+    Column("problem", keep=8, cut="wrap", least=28),
+    Column("would work", keep=4, cut="wrap", least=16),
     Column("rule", code=True, keep=3, least=8),
 )
 DIFFERENCES = (
@@ -200,7 +200,7 @@ def offenders_grid(analysis: LayoutAnalysis) -> Grid:
         )
         for o in analysis.offenders
     )
-    return Grid("", OFFENDERS, rows)
+    return Grid("", OFFENDERS, rows, most=5)
 
 
 def leaves_grid(decisions: Sequence[Decision]) -> Grid:

@@ -76,29 +76,30 @@ class MeshDrawing:
     def __str__(self) -> str:
         return "\n".join("".join(span.text for span in line).rstrip() for line in self.spans())
 
-    def spans(self) -> list[list[Span]]:
+    def spans(self, width: int = TERMINAL) -> list[list[Span]]:
         """Lines of characters: each device shows its place along the axis; bars and rules are borders of hosts."""
         lines = [[Span(f"mesh {self.spec}: each device shows its place along {self.axis!r}")]]
         waiting: list[list[list[Span]]] = []
         for sheet, seats in self.sheets.items():
-            rows = self._rows(seats)
+            rows = self._rows(seats, width)
             if title := self._title(sheet):
                 rows.insert(0, [Span(f"  {title}")])
-            if waiting and sum(map(_width, [*waiting, rows])) > TERMINAL:
+            if waiting and sum(map(_width, [*waiting, rows])) > width:
                 lines += _beside(waiting)
                 waiting = []
             waiting.append(rows)
         return [*lines, *_beside(waiting), [Span(self.words)]]
 
-    def _rows(self, seats: Sequence[Seat]) -> list[list[Span]]:
+    def _rows(self, seats: Sequence[Seat], room: int) -> list[list[Span]]:
         by_place = {seat.at: seat for seat in seats}
         columns, rows = (1 + max(place[side] for place in by_place) for side in (0, 1))
         count = self.spec.shape[self.axis]
         width = len(str(count - 1))
+        most = max(4, min(64, (room - 4) // (width + 1)))
         lines: list[list[Span]] = []
         for row in range(min(rows, 32)):
             line, first, over = [Span("  ")], by_place.get((0, row)), by_place.get((0, row - 1))
-            for column in range(min(columns, 64)):
+            for column in range(min(columns, most)):
                 seat, left = by_place.get((column, row)), by_place.get((column - 1, row))
                 if column:
                     line.append(Span(" │ " if seat and left and seat.host != left.host else " "))
@@ -107,7 +108,7 @@ class MeshDrawing:
                 line.append(Span((str(place) if seat else "").rjust(width), *colours))
             if first and over and first.host != over.host:
                 lines.append([Span("  " + "─" * (sum(len(span.text) for span in line) - 2))])
-            lines.append([*line, Span(" …")] if columns > 64 else line)
+            lines.append([*line, Span(" …")] if columns > most else line)
         return [*lines, [Span("  …")]] if rows > 32 else lines
 
     # ---- picture ----------------------------------------------------------------------------------------------------

@@ -43,11 +43,11 @@ from shardax.tables import Table
 BLOCKS = (Grid, Bars, Stats, Verdict, Words, CodeSites, Roofline, Chart, Pictures, Section)
 OFFENCES = (
     Column("where", code=True, keep=10, cut="middle", least=14),
-    Column("problem", keep=9, least=20),
+    Column("problem", keep=9, cut="wrap", least=28),
     Column("shape", code=True, keep=5),
     Column("spec", code=True, keep=6),
     Column("rule", code=True, keep=4),
-    Column("would work", keep=7, least=12),
+    Column("would work", keep=7, cut="wrap", least=16),
 )
 
 

@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.style import Style
 from rich.text import Text
 
-from shardax.report.grid_text import GridText, cut
+from shardax.report.grid_text import TONES, GridText, cut
 from shardax.report.palette import kind
 from shardax.report.sections import shown_as
 from shardax.report.values import (
@@ -26,14 +26,12 @@ from shardax.report.values import (
     Section,
     Span,
     Stats,
-    Tone,
     Verdict,
     Words,
     show_seconds,
 )
 from shardax.tables import show_bytes, show_flops
 
-TONES: dict[Tone, str] = {"plain": "", "good": "green", "warn": "yellow", "bad": "red", "quiet": "dim"}
 MARKS = "█▓▒░▚▞▤"  # where there is no colour, the kinds of a bar are told apart by these
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -77,7 +75,7 @@ class Shown:
             case Verdict():
                 yield Text.assemble((part.word, f"bold {TONES[part.tone]}".strip()), f"  {part.reason}")
             case Words():
-                yield from (Text(line, TONES[part.tone]) for line in part.lines)
+                yield from (Text(line, TONES[part.tone]) for words in part.lines for line in wrapped(words, width))
             case CodeSites():
                 yield from _code_sites(part, width)
             case Roofline():
@@ -85,7 +83,7 @@ class Shown:
             case Chart():
                 yield from _chart(part, width)
             case Pictures():
-                yield from _pictures(part)
+                yield from _pictures(part, width)
 
 
 def _section(section: Section, level: int) -> Iterator[RenderableType]:
@@ -152,7 +150,9 @@ def _stats(stats: Stats, width: int) -> Iterator[Text]:
     for stat in stats.stats:
         line = Text(stat.label.ljust(labels), "dim").append("  ", "")
         line.append(stat.text.ljust(texts), f"bold {TONES[stat.tone]}".strip())
-        yield line.append(f"  {cut(stat.detail, max(8, width - labels - texts - 4))}", "dim")
+        line.append(f"  {cut(stat.detail, max(8, width - labels - texts - 4))}", "dim")
+        line.rstrip()
+        yield line
 
 
 # ---- lines of code, times, pictures ---------------------------------------------------------------------------------
@@ -206,11 +206,11 @@ def _chart(chart: Chart, width: int) -> Iterator[Text]:
     yield from (Text(note, "dim") for note in chart.notes)
 
 
-def _pictures(pictures: Pictures) -> Iterator[Text]:
+def _pictures(pictures: Pictures, width: int) -> Iterator[Text]:
     for number, drawing in enumerate(pictures.drawings):
         if number:
             yield Text()
-        for spans in drawing.spans():
+        for spans in drawing.spans(width):
             yield _line(spans)
     yield from (Text(note, "dim") for note in pictures.notes)
 
@@ -223,5 +223,18 @@ def _line(spans: Iterable[Span]) -> Text:
 
 
 def wrapped(words: str, width: int) -> list[str]:
-    """Words in lines that break between words only."""
-    return textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)
+    """Words in lines that break between words only, further ones a little further in.
+
+    >>> wrapped("  lost: rule 1", 10), wrapped("", 10)
+    (['  lost:', '    rule 1'], [''])
+    """
+    indent = words[: len(words) - len(words.lstrip())]
+    lines = textwrap.wrap(
+        words.strip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  " if indent else "",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [""]

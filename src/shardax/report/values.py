@@ -32,8 +32,8 @@ class Column:
     right: bool = False
     code: bool = False
     keep: int = 5
-    cut: Literal["end", "middle", "never"] = "end"
-    least: int = 8  # characters it may be cut down to before a column leaves
+    cut: Literal["end", "middle", "never", "wrap"] = "end"
+    least: int = 8  # characters it may be cut or wrapped down to before a column leaves
 
 
 @dataclass(frozen=True)
@@ -247,8 +247,8 @@ class Drawn(Protocol):
         """One SVG element."""
         ...
 
-    def spans(self) -> list[list[Span]]:
-        """Lines of characters."""
+    def spans(self, width: int = 100) -> list[list[Span]]:
+        """Lines of characters, no wider than that where there is a way."""
         ...
 
     @property
