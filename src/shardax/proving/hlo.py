@@ -65,7 +65,7 @@ class Instruction(NamedTuple):
     def attributes(self) -> str:
         """What follows the operands, up to the metadata and the backend's own configuration."""
         end = min((place for mark in _APPENDICES if (place := self.tail.find(mark)) >= 0), default=None)
-        return self.tail[_closing(self.tail) + 1 : end].lstrip(", ")
+        return self.tail[_closing(self.tail) + 1 : end].strip(", ")
 
     def attribute(self, key: str) -> str | None:
         """The bare value of `key=value` (a word, without quotes or braces)."""
