@@ -358,6 +358,8 @@ def holds_cells(value: Any, seen: set[int] | None = None, kinds: bool = True) ->
         return not (role is STATIC or role is SCALAR or role is ARRAY)
     if id(value) in seen:
         return False
+    if kinds and role is EAGER_PYTREE and not all(role_of(type(leaf)) is ARRAY for leaf in jax.tree.leaves(value)):
+        return True  # functions and settings among its leaves, which `jax.jit` would refuse
     seen.add(id(value))
     return any(holds_cells(child, seen, kinds) for child in role.open(value, "auto").values)
 
