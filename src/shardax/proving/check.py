@@ -11,9 +11,9 @@ from html import escape
 from itertools import count
 from typing import Any
 
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from shardax._compat import Repair, abstract_mesh_of_a_kind, forgiving_trace, without_dead_code
+from shardax._compat import Repair, abstract_mesh_of_a_kind, forgiving_trace, only_abstract_mesh, without_dead_code
 from shardax.errors import plural
 from shardax.names.mesh import MeshLike, MeshSpec
 from shardax.proving.compiling import quiet_start
@@ -188,9 +188,9 @@ def check(
 
     >>> import jax, jax.numpy as jnp
     >>> x, w = jax.ShapeDtypeStruct((4096, 512), jnp.float32), jax.ShapeDtypeStruct((512, 512), jnp.float32)
-    >>> found = check(lambda x, w: (x @ w).sum(), x, w, mesh="dp=1024,tp=4", in_specs=(jax.P("dp"), jax.P(None, "tp")))
+    >>> found = check(lambda x, w: jnp.tanh(x @ w), x, w, mesh="dp=1024,tp=4", in_specs=(jax.P("dp"), jax.P("tp")))
     >>> [(site.op, site.axes, site.payload_bytes, site.cause) for site in found], found.ok
-    ([('all-reduce', ('dp', 'tp'), 4, 'implied')], True)
+    ([('all-reduce', ('tp',), 8192, 'implied')], True)
     """
     began = time.perf_counter()
     spec = MeshSpec.of(chosen_mesh(mesh, layout, in_specs, need="check"))
@@ -203,7 +203,7 @@ def check(
     results, asked = results_of(call, out_specs)
     walk = Propagation(Operations(abstract), refusals)
     laid = [Laid(leaf.shape, leaf.dtype, entries(leaf.spec, len(leaf.shape)), leaf.path) for leaf in inputs]
-    with use_abstract_mesh(walk.rules.mesh):
+    with only_abstract_mesh(walk.rules.mesh):
         found = walk.walk(
             without_dead_code(call.traced.jaxpr), _typed(laid, call), Where(), _consts(call.traced.jaxpr, spec)
         )

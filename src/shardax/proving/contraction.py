@@ -28,7 +28,7 @@ def dot_general(operands: Sequence[Laid], result: Laid, params: Mapping[str, Any
     travels = [*bring(0, left, lefts, sizes), *bring(1, right, rights, sizes)]
     out = _result(lefts, rights, pairs[contracted:], left_contracted, right_contracted)
     partial = tuple(axis for dim in left_contracted for axis in lefts[dim])
-    travels += summed(partial, Laid(result.shape, result.dtype, out), sizes)
+    travels += summed((lefts[dim] for dim in left_contracted), Laid(result.shape, result.dtype, out), sizes)
     return Outcome((out,), tuple(travels), _why(travels, partial, gathered), ambiguous)
 
 

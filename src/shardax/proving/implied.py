@@ -4,6 +4,7 @@ collectives that a program writes itself."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from shardax.proving.moves import Entries, Move, local_bytes
@@ -42,10 +43,13 @@ def implied(
         return (), ""
     reduced = _reduced(name, params)
     if reduced is not None:
-        axes = tuple(axis for dim in reduced for axis in operands[0].entries[dim])
-        found = [travel for result in results for travel in summed(axes, result, sizes)]
-        if name in ("argmax", "argmin", "reduce") and found:  # one candidate of every device
-            found = [Travel(None, _candidates(travel.move, sizes)) for travel in found]
+        cut = [operands[0].entries[dim] for dim in reduced]
+        axes = [axis for dim in cut for axis in dim]
+        found = [travel for result in results for travel in summed(cut, result, sizes)]
+        if name in ("argmax", "argmin") and found:  # a value and its place, of every device
+            pair = (replace(results[0], dtype=operands[0].dtype), results[0])
+            every = [travel.move for each in pair for travel in summed(cut, each, sizes)]
+            found = [Travel(None, _candidates(move, sizes)) for move in every]
         return tuple(found), f"reduces a dimension that is sharded over {', '.join(axes)}" if found else ""
     if name in _SHIFTING:
         return _shifted(name, operands[0], results, params, sizes)

@@ -41,7 +41,7 @@ def gather(operands: Sequence[Laid], result: Laid, params: Mapping[str, Any], si
     places = iter(rows[:-1])
     out = tuple(next(windows) if dim in numbers.offset_dims else next(places) for dim in range(len(result.shape)))
     masked = [axis for dim in sorted(looked_up) for axis in kept[dim]]
-    travels += summed(masked, Laid(result.shape, result.dtype, out), sizes)
+    travels += summed([masked], Laid(result.shape, result.dtype, out), sizes)
     why = "rows are looked up in a dimension that is sharded" if masked or lost else "indices lie differently"
     return Outcome((out,), tuple(travels), why, ambiguous=bool(travels) and not masked)
 
@@ -76,7 +76,7 @@ def scatter(name: str, operands: Sequence[Laid], result: Laid, params: Mapping[s
     travels = [*bring(1, indices, placed, sizes), *bring(2, updates, updated, sizes)]
     partial = [axis for at in rows if at not in paired.values() for axis in updated[at]]
     partial += [axis for axis in used(placed) if axis not in partial and axis not in used(out)]
-    summing = summed(partial, Laid(result.shape, result.dtype, out), sizes)
+    summing = summed([partial], Laid(result.shape, result.dtype, out), sizes)
     why = "rows that are written are sharded" if travels or summing else ""
     return Outcome((out,), (*travels, *summing), why, ambiguous=bool(travels))
 

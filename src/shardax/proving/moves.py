@@ -75,23 +75,23 @@ def moves(
     after = {axis: dim for dim, axes in enumerate(new) for axis in axes}
     gathered = tuple(axis for axis in before if axis not in after and sizes[axis] > 1)
     turned = tuple(axis for axis in before if axis in after and after[axis] != before[axis] and sizes[axis] > 1)
+    rest = without(old, gathered)
     found: list[Move] = []
-    if gathered:
-        found.append(Move("all-gather", gathered, local_bytes(shape, itemsize, without(old, gathered), sizes)))
-    if turned:
-        found.append(Move("all-to-all", turned, local_bytes(shape, itemsize, without(old, gathered), sizes)))
-    permuted = _reordered(old, new, sizes) if not found else ()
+    permuted = () if turned else _reordered(old, rest, new, sizes)
     if permuted:
-        found.append(Move("collective-permute", permuted, local_bytes(shape, itemsize, old, sizes)))
+        finer = new if len(used(new)) > len(used(old)) else old
+        found.append(Move("collective-permute", permuted, local_bytes(shape, itemsize, finer, sizes)))
+    if gathered:
+        found.append(Move("all-gather", gathered, local_bytes(shape, itemsize, rest, sizes)))
+    if turned:
+        found.append(Move("all-to-all", turned, local_bytes(shape, itemsize, rest, sizes)))
     return tuple(found)
 
 
-def _reordered(old: Entries, new: Entries, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Axes of one dimension that stay, in another order: blocks change places."""
-    for before, after in zip(old, new, strict=True):
-        kept = tuple(axis for axis in before if axis in after and sizes[axis] > 1)
-        there = tuple(axis for axis in after if axis in kept)
-        major = tuple(axis for axis in after if sizes[axis] > 1)[: len(kept)]
-        if kept and (kept != there or kept != major):
-            return tuple(axis for axis in after if sizes[axis] > 1)
+def _reordered(old: Entries, rest: Entries, new: Entries, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Axes of a dimension whose blocks must change places: what is gathered or sliced has to be minor to what stays."""
+    for before, kept, after in zip(old, rest, new, strict=True):
+        stays, one, other = (tuple(axis for axis in axes if sizes[axis] > 1) for axes in (kept, before, after))
+        if stays and (one[: len(stays)] != stays or other[: len(stays)] != stays):
+            return other if len(other) >= len(one) else one
     return ()

@@ -15,12 +15,14 @@ from shardax.proving.indexing import dynamic_update_slice, gather, scatter
 from shardax.proving.moves import Entries, Move, as_spec, entries, replicated
 from shardax.proving.outcomes import Laid, Outcome, Travel, bring
 from shardax.proving.refusals import agree, least_gathered
+from shardax.proving.reshaping import reshape
 
 RULES = {
     "dot_general": dot_general,
     "gather": gather,
     "dynamic_update_slice": dynamic_update_slice,
     "concatenate": concatenated,
+    "reshape": reshape,
 }
 _PLACED = ("out_sharding", "sharding")  # parameters by which a program says how a result lies
 _UNSUITED = frozenset({"sort", "top_k"})  # operands of one shape, and yet not elementwise
@@ -81,7 +83,7 @@ class Operations:
             return natural
         result = Laid.whole(equation.outvars[0].aval)
         own = entries(asked.spec, len(result.shape))
-        typed = _explicit(asked)
+        typed = explicit_axes(asked)
         rest = [tuple(axis for axis in axes if axis not in typed) for axes in natural.results[0]]
         wanted = tuple((*mine, *left) for mine, left in zip(own, rest, strict=True))
         return _as_asked(natural, result, wanted, self.sizes)
@@ -170,10 +172,11 @@ def _entries_of(aval: Any) -> Entries:
 def _asked(params: Mapping[str, Any]) -> NamedSharding | None:
     """The layout that a program gives a result; on Auto axes JAX fills the parameter in and means nothing by it."""
     found = next((params[name] for name in _PLACED if isinstance(params.get(name), NamedSharding)), None)
-    return found if found is not None and _explicit(found) else None
+    return found if found is not None and explicit_axes(found) else None
 
 
-def _explicit(sharding: NamedSharding) -> set[str]:
+def explicit_axes(sharding: NamedSharding) -> set[str]:
+    """The axes of its mesh on which a sharding is a type, and so a word of the program."""
     mesh = sharding.mesh
     return {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit}
 

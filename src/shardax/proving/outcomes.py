@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -73,10 +73,11 @@ def bring(number: int, operand: Laid, to: Entries, sizes: Sizes) -> list[Travel]
     return [Travel(number, move) for move in moves(operand.entries, to, operand.shape, operand.itemsize, sizes)]
 
 
-def summed(axes: Sequence[str], result: Laid, sizes: Sizes, collective: str = "all-reduce") -> list[Travel]:
-    """Partial results put together over axes."""
-    over = tuple(axis for axis in axes if sizes[axis] > 1)
-    return [Travel(None, Move(collective, over, result.bytes_on(sizes)))] if over else []
+def summed(dims: Iterable[Sequence[str]], result: Laid, sizes: Sizes) -> list[Travel]:
+    """Partial results put together: one all-reduce for every dimension that was cut, the last one first."""
+    over = [tuple(axis for axis in axes if sizes[axis] > 1) for axes in dims]
+    size = result.bytes_on(sizes)
+    return [Travel(None, Move("all-reduce", axes, size)) for axes in reversed(over) if axes]
 
 
 def joined(first: Entries, second: Entries, shape: Sequence[int], sizes: Sizes) -> Entries:

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardax._compat import equation_place, is_jaxpr, name_stack, scan_counts, subjaxprs
 from shardax.proving.collectives import wire
 from shardax.proving.moves import Entries, Move, entries
-from shardax.proving.operation import Operations
+from shardax.proving.operation import Operations, explicit_axes
 from shardax.proving.outcomes import Laid, Outcome, Travel, bring, joined
 from shardax.proving.rebind import place_of
 from shardax.proving.site import Cause, Site
@@ -108,13 +108,18 @@ class Propagation:
         asked = equation.params.get("sharding", equation.params.get("dst_sharding"))
         if gathered or not isinstance(asked, NamedSharding):
             return operands
-        open_dims = equation.params.get("unconstrained_dims") or ()
-        out = tuple(
-            operand.entries[dim] if dim in open_dims or entry is PartitionSpec.UNCONSTRAINED else axes
-            for dim, (axes, entry) in enumerate(
-                zip(_asked_entries(asked.spec, operand), _padded(asked.spec, operand), strict=True)
-            )
-        )
+        wanted = _asked_entries(asked.spec, operand)
+        if equation.primitive.name == "reshard":  # speaks of Explicit axes only
+            typed = explicit_axes(asked)
+            pairs = zip(wanted, operand.entries, strict=True)
+            out = tuple((*mine, *(axis for axis in held if axis not in typed)) for mine, held in pairs)
+            if not typed:
+                return operands
+        else:
+            left_open = set(equation.params.get("unconstrained_dims") or ())
+            left_open |= {dim for dim, entry in enumerate(asked.spec) if entry is PartitionSpec.UNCONSTRAINED}
+            pairs = enumerate(zip(wanted, operand.entries, strict=True))
+            out = tuple(held if dim in left_open else mine for dim, (mine, held) in pairs)
         travels = tuple(bring(0, operand, out, self.sizes))
         if travels:
             self._record(equation, Outcome((out,), travels, "asked for"), operands, where, "asked")
@@ -334,11 +339,6 @@ def _only_jaxpr(equation: Any) -> Any:
     found = [value for value in equation.params.values() if is_jaxpr(value)]
     takes = [each for each in found if len(getattr(each, "jaxpr", each).invars) == len(equation.invars)]
     return takes[0] if takes else None
-
-
-def _padded(spec: PartitionSpec, laid: Laid) -> Iterator[Any]:
-    yield from spec
-    yield from [None] * (len(laid.shape) - len(spec))
 
 
 def _asked_entries(spec: PartitionSpec, laid: Laid) -> Entries:

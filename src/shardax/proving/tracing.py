@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardax._compat import argument_shardings, traced_shardings
 from shardax.errors import Offence, ProofError, ShardaxError
-from shardax.names.spec import axes_in
+from shardax.names.spec import axes_in, axes_of
 from shardax.proving.placing import OPEN, Spec, given_specs, specs_by_path
 from shardax.proving.step import Step, is_array
 
@@ -113,14 +114,25 @@ def _abstract(step: Step, specs: Sequence[tuple[Spec, str]], mesh: AbstractMesh)
         if not is_array(leaf):
             return leaf
         sharding = None  # what does not fit is reported together, with the paths
-        known = set(mesh.axis_names)
-        if isinstance(spec, PartitionSpec) and len(spec) <= len(leaf.shape) and set(axes_in(spec)) <= known:
+        if isinstance(spec, PartitionSpec) and _fits(spec, leaf.shape, mesh):
             sharding = NamedSharding(mesh, spec)
         weak = bool(getattr(leaf, "weak_type", False))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
 
     args = [jax.tree.map(abstract, tree) for tree in step.args]
     return args, {name: jax.tree.map(abstract, step.kwargs[name]) for name in sorted(step.kwargs)}
+
+
+def _fits(spec: PartitionSpec, shape: Sequence[int], mesh: AbstractMesh) -> bool:
+    sizes = mesh.shape
+    return (
+        len(spec) <= len(shape)
+        and set(axes_in(spec)) <= set(sizes)
+        and all(
+            size % math.prod(sizes[axis] for axis in axes_of(entry)) == 0
+            for size, entry in zip(shape, spec, strict=False)
+        )
+    )
 
 
 def _with_jit(specs: Sequence[tuple[Spec, str]], flags: Sequence[bool], asked: Sequence[Any]) -> list[tuple[Spec, str]]:
