@@ -70,9 +70,7 @@ def build(lift: Lift, lifted: Lifted, gathered: Gathered, options: JitOptions) -
         lifted.needs_recipe = True  # never back to False: a trace may have learnt it
     donated = _donated_cells(lift, lifted)
     if options.donate == "state":
-        jax.eval_shape(lifted.run, *gathered.operands())
-        assert lifted.last is not None
-        donated |= frozenset(lifted.last.written)
+        donated |= _donated_state(lifted, gathered)
     lifted.set_donation(donated)
     return Keeper(lifted, options, assigned) if lifted.cells else _jit(lifted, options, assigned)
 
@@ -112,6 +110,31 @@ def _donated_cells(lift: Lift, lifted: Lifted) -> frozenset[int]:
         if donated:
             assignment.root(ref, None, "")
     return frozenset(place for place, number in enumerate(lifted.own) if ("c", number) in assignment.found)
+
+
+def _donated_state(lifted: Lifted, gathered: Gathered) -> frozenset[int]:
+    """The cells that the function writes, apart from those whose buffer the new value cannot take; they are named."""
+    _, result = jax.eval_shape(lifted.run, *gathered.operands())
+    reused: list[int] = []
+    kept: list[str] = []
+    for place, value in zip(result.effects.written, result.values, strict=False):
+        before, after = _buffers(gathered.values[place]), _buffers(value)
+        if before == after:
+            reused.append(place)
+        else:
+            kept.append(f"{lifted.input_names()[place]} ({_shown(before)} → {_shown(after)})")
+    if kept:
+        reason = "the new value does not fit the old buffer"
+        warnings.warn(f'donate="state" keeps {len(kept)} cells, {reason}: {", ".join(kept)}', stacklevel=2)
+    return frozenset(reused)
+
+
+def _buffers(tree: Any) -> list[Any]:
+    return [(aval.shape, aval.dtype) for aval in map(jax.typeof, jax.tree.leaves(tree))]
+
+
+def _shown(buffers: list[Any]) -> str:
+    return ", ".join(f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in buffers)
 
 
 def _jit(lifted: Lifted, options: JitOptions, assigned: list[Any] | None, run: Any = None) -> Any:

@@ -183,3 +183,9 @@ def argument_names(function: Callable[..., Any], count: int) -> list[str]:
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             names += [f"{parameter.name}[{place}]" for place in range(count - len(names))]
     return (names + [f"args[{place}]" for place in range(len(names), count)])[:count]
+
+
+def root_names(function: Callable[..., Any], form: Form) -> list[str]:
+    """What the stateful arguments of a call are called."""
+    names = argument_names(function, form.count)
+    return [names[place] for place in form.stateful] + list(form.stateful_names)

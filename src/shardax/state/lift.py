@@ -31,13 +31,16 @@ import jax
 from shardax._compat import trace_state_clean
 from shardax.state.cells import Family
 from shardax.state.effects import Result, carry_out, is_ref
-from shardax.state.environment import Watch, closed_over, names_of
-from shardax.state.forms import NONE_CHOSEN, Chosen, Form, argument_names, form_of
-from shardax.state.graph import Graph, Survey, paths_of, survey
+from shardax.state.environment import Watch, closed_over
+from shardax.state.faults import explain
+from shardax.state.forms import NONE_CHOSEN, Chosen, Form, form_of, root_names
+from shardax.state.graph import Graph, Survey, survey
 from shardax.state.kinds import holds_cells, role_of
-from shardax.state.lifted import Environment, Lifted, Misplaced, NewlyMet, Recompile
+from shardax.state.lifted import Environment, Lifted, Misplaced, NewlyMet, Recompile, flat_arguments
 from shardax.state.program import Match, Program
 
+_KEPT = 512  # structures
+_KEPT_CLOSURES = 4  # sets of closed-over cells, which are kept alive
 _KEPT_PLANS = 32  # per tuple of argument types; each is small, but its static values live as long as it does
 
 
@@ -238,14 +241,21 @@ class Lift:
 
     def dispatch(self, gathered: Gathered) -> tuple[Any, Result]:
         """Run the compiled function; compile it first where this is its first call."""
-        return self.compiled(gathered)(*gathered.operands())
+        try:
+            return self.compiled(gathered)(*gathered.operands())
+        except (TypeError, ValueError) as error:
+            given = flat_arguments(gathered.lifted, gathered.plain, gathered.named)
+            explain(error, zip(gathered.lifted.input_names(), gathered.values, strict=True), given)
+            raise
 
     def compiled(self, gathered: Gathered) -> Callable[..., Any]:
         """What the transform made of the lifted function of a call."""
         lifted = gathered.lifted
-        if lifted.compiled is None:
-            lifted.compiled = self.compile(lifted, gathered)
-        return lifted.compiled
+        compiled = lifted.compiled
+        if compiled is None:
+            with lifted.lock:
+                compiled = lifted.compiled = lifted.compiled or self.compile(lifted, gathered)
+        return compiled
 
     @staticmethod
     def _types(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -319,8 +329,22 @@ class Lift:
             lifted.updates = self.options.graph[1] is not False
             if self.on_lift is not None:
                 self.on_lift(lifted, self)
-            self.lifted[key] = lifted  # environment cells are held by `lifted`: their ids stay theirs
+            lifted = self.lifted.setdefault(key, lifted)  # it holds the cells of its environment: their ids stay theirs
+            self._forget()
         return lifted
+
+    def _forget(self) -> None:
+        """Let go of what has not been needed for long: of closures that were given other cells, sooner."""
+        entries = list(self.lifted.items())[::-1]
+        latest = list(dict.fromkeys(key[2] for key, _ in entries))[:_KEPT_CLOSURES]
+        gone = {id(lifted) for place, (key, lifted) in enumerate(entries) if place >= _KEPT or key[2] not in latest}
+        if not gone:
+            return
+        for key, lifted in entries:
+            if id(lifted) in gone:
+                self.lifted.pop(key, None)
+        for key, plans in list(self.plans.items()):
+            self.plans[key] = tuple(plan for plan in plans if id(plan.lifted) not in gone)
 
     # ---- finishing --------------------------------------------------------------------------------------------------
 
@@ -365,11 +389,8 @@ class Lift:
 
     def root_names(self, form: Form) -> list[str]:
         """What the stateful arguments are called."""
-        names = argument_names(self.function, form.count)
-        return [names[place] for place in form.stateful] + list(form.stateful_names)
+        return root_names(self.function, form)
 
     def cell_paths(self, lifted: Lifted) -> list[str]:
         """The paths of the cells of a lifted function, in their order."""
-        cells, _, _ = paths_of(lifted.graph, self.root_names(lifted.form))
-        closed = [f"closed-over {name}" for name in names_of(self.function, lifted.environment.cells)]
-        return [cells[place] for place in lifted.own] + closed
+        return lifted.input_names()[: lifted.cells]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -13,8 +14,10 @@ from jax.sharding import AxisType
 
 from shardax.state.cells import Family, Scope, scope_of
 from shardax.state.effects import Effects, Emission, Recipe, Result, after, is_ref
-from shardax.state.forms import Form, argument_names
-from shardax.state.graph import Builder, Graph, Ref
+from shardax.state.environment import names_of
+from shardax.state.faults import refuse_non_arrays
+from shardax.state.forms import Form, argument_names, root_names
+from shardax.state.graph import Builder, Graph, Ref, paths_of
 from shardax.state.kinds import discoverers, holds_cells
 from shardax.state.prefixes import Assignment
 
@@ -74,6 +77,7 @@ class Lifted:
         self.in_prefixes: Sequence[Any] | None = None  # one per root, for what is born below it
         self.updates = True  # are changes of structure carried out? (flax's `graph_updates`)
         self.on_recipe: Callable[[Recipe], None] | None = None  # refuses what a transform does not allow
+        self.lock = threading.RLock()  # held while it is compiled
         self.compiled: Callable[..., Any] | None = None
         self.on_trace: Callable[[Lifted, Sequence[Any], Any], None] | None = None
         self.traces = 0
@@ -93,6 +97,12 @@ class Lifted:
         if self.split is None:
             return _NOTHING, inputs
         return self.split[0](inputs), self.split[1](inputs)
+
+    def input_names(self) -> list[str]:
+        """What the inputs are called: the paths of cells and arrays below arguments, the names of closed-over cells."""
+        cells, leaves, _ = paths_of(self.graph, root_names(self.function, self.form))
+        closed = [f"closed-over {name}" for name in names_of(self.function, self.environment.cells)]
+        return [cells[n] for n in self.own] + closed + [leaves[n] for n in range(self.graph.leaves)]
 
     # ---- tracing ----------------------------------------------------------------------------------------------------
 
@@ -143,6 +153,9 @@ class Lifted:
         written = tuple(
             place for place in range(self.cells) if place in self.donate or not _unchanged(before[place], after[place])
         )
+        if any(not isinstance(after[place], Tracer) for place in written):
+            names = self.input_names()
+            refuse_non_arrays((names[place], after[place]) for place in written)
         values = [hold(after[place], pins.get(place)) for place in written]
         self.last = Effects(written, emission.recipe or None)
         return out, Result(self.last, [*values, *emission.values])
@@ -242,12 +255,17 @@ class Lifted:
             return
         records = after(self.graph.records, emission.recipe)
         assignment = Assignment(records, lambda ref: emission.born[ref[1]], "in_shardings")
-        names = argument_names(self.function, self.form.count)
-        roots = [names[place] for place in self.form.stateful] + list(self.form.stateful_names)
-        for ref, prefix, name in zip(self.graph.roots, self.in_prefixes, roots, strict=True):
+        names = root_names(self.function, self.form)
+        for ref, prefix, name in zip(self.graph.roots, self.in_prefixes, names, strict=True):
             assignment.root(ref if ref[0] == "n" else ("s", None), prefix, name)
         assignment.check()
         _hold_all(emission, assignment)
+
+
+def flat_arguments(lifted: Lifted, plain: Sequence[Any], named: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The plain arguments of a call with their names."""
+    names = argument_names(lifted.function, lifted.form.count)
+    return [*zip([names[place] for place in lifted.form.plain], plain, strict=True), *named.items()]
 
 
 def _hold_all(emission: Emission, assignment: Assignment) -> None:

@@ -1,0 +1,192 @@
+"""State and RngState: what a cell holds, what it refuses, and that it is light."""
+
+import copy
+import gc
+import pickle
+import threading
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardax as sx
+
+
+def test_a_cell_holds_an_array_a_tree_or_a_number():
+    assert float(sx.State(1.5).value) == 1.5
+    tree = {"a": jnp.ones(2), "b": (jnp.zeros(3),)}
+    assert sx.State(tree).value is tree
+
+
+def test_metadata_is_read_only_and_shown():
+    cell = sx.State(jnp.ones((2, 3)), tag="kernel", axes=("embed", "mlp"))
+    assert dict(cell.metadata) == {"tag": "kernel", "axes": ("embed", "mlp")}
+    assert repr(cell) == "State(float32[2, 3], tag='kernel', axes=('embed', 'mlp'))"
+    with pytest.raises(TypeError):
+        cell.metadata["tag"] = "bias"  # pyright: ignore[reportIndexIssue]
+
+
+def test_cells_compare_by_identity_and_hash():
+    first, second = sx.State(1), sx.State(1)
+    assert first != second and len({first, second, first}) == 2
+
+
+def test_pickle_and_copy_keep_class_value_and_metadata():
+    class Weight(sx.State):
+        __slots__ = ()
+
+    globals()["Weight"], Weight.__qualname__ = Weight, "Weight"
+    cell = Weight(jnp.arange(3.0), tag="w")
+    for other in (pickle.loads(pickle.dumps(cell)), copy.deepcopy(cell)):
+        assert type(other) is Weight and dict(other.metadata) == {"tag": "w"}
+        np.testing.assert_array_equal(other.value, cell.value)
+    assert isinstance(pickle.loads(pickle.dumps(sx.RngState(3))), sx.RngState)
+
+
+def test_a_cell_is_weakly_referenceable_and_dies_with_its_last_name():
+    cell = sx.State(jnp.ones(2))
+    alive = weakref.ref(cell)
+    sx.jit(lambda given: given.value + 1)(cell)
+    del cell
+    gc.collect()
+    assert alive() is None
+
+
+def test_rng_state_moves_on_and_is_reproducible():
+    first, again = sx.RngState(7), sx.RngState(7)
+    assert bool((jax.random.key_data(first.split()) == jax.random.key_data(again.split())).all())
+    before = jax.random.key_data(first.value)
+    many = first.split(4)
+    assert many.shape == (4,) and not bool((before == jax.random.key_data(first.value)).all())
+    assert len({tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in many}) == 4
+
+
+def test_rng_state_under_jit_draws_what_it_draws_eagerly():
+    eager, jitted = sx.RngState(0), sx.RngState(0)
+
+    @sx.jit
+    def draw(rng):
+        return jax.random.normal(rng.split(), (3,))
+
+    for _ in range(3):
+        np.testing.assert_allclose(draw(jitted), jax.random.normal(eager.split(), (3,)), rtol=1e-6)
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_a_write_under_a_foreign_jit_is_refused_and_changes_nothing():
+    count = sx.State(jnp.float32(1))
+
+    @jax.jit
+    def foreign(x):
+        count.value = count.value + x
+        return x
+
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(sx.ForeignTraceError, match=r"(?s)State is written under .*use shardax.jit"),
+    ):
+        warnings.simplefilter("ignore")
+        foreign(1.0)
+    assert float(count.value) == 1
+
+
+def test_a_read_under_a_foreign_jit_warns_once():
+    scale = sx.State(jnp.float32(2))
+    with pytest.warns(UserWarning, match="baked in as a constant"):
+        assert float(jax.jit(lambda x: x * scale.value)(3.0)) == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.jit(lambda x: x + scale.value)(3.0)
+
+
+@pytest.mark.parametrize("transform", ["scan", "grad", "vmap", "cond"])
+def test_a_write_inside_an_inner_transformation_is_refused(transform):
+    total = sx.State(jnp.float32(0))
+
+    def write(x):
+        total.value = total.value + x
+        return x
+
+    calls = {
+        "scan": lambda x: jax.lax.scan(lambda carry, y: (write(carry) + y, y), x, jnp.ones(3))[0],
+        "grad": jax.grad(write),
+        "vmap": lambda x: jax.vmap(write)(jnp.full(2, x)).sum(),
+        "cond": lambda x: jax.lax.cond(x > 0, write, lambda y: y, x),
+    }
+    with pytest.raises(sx.ForeignTraceError, match="return the value and write it after"):
+        sx.jit(calls[transform])(jnp.float32(1))
+    assert float(total.value) == 0
+
+
+def test_a_tracer_is_never_left_behind():
+    kept = sx.State(jnp.float32(0))
+    leak = []
+
+    @jax.jit
+    def foreign(x):
+        leak.append(x)
+        return x
+
+    foreign(1.0)
+    with pytest.raises(sx.LeakedTracerError, match="tracer outside every trace"):
+        kept.value = leak[0]
+    assert float(kept.value) == 0
+
+    born = []
+
+    @sx.jit
+    def inside(x):
+        born.append(sx.State(x))
+        return x
+
+    inside(jnp.float32(1))
+    with pytest.raises(sx.LeakedTracerError, match="holds a tracer of a trace that is over"):
+        _ = born[0].value
+
+
+def test_a_cell_that_holds_no_array_is_refused_by_path():
+    @sx.jit
+    def read(cells):
+        return cells["a"].value
+
+    with pytest.raises(sx.NonArrayStateError, match=r"(?s)cells\['b'\].*(str|'text')"):
+        read({"a": sx.State(jnp.ones(2)), "b": sx.State("text")})
+    closed = sx.State(object())
+    with pytest.raises(sx.NonArrayStateError, match="closed"):
+        sx.jit(lambda x: (closed.value, x)[1])(1.0)
+
+
+def test_writing_no_array_inside_is_refused_by_path_and_changes_nothing():
+    cell = sx.State(jnp.float32(1))
+
+    @sx.jit
+    def spoil(given):
+        given.value = "text"
+
+    with pytest.raises(sx.NonArrayStateError, match="given"):
+        spoil(cell)
+    assert float(cell.value) == 1
+
+
+def test_cells_seen_by_other_threads_stay_as_they_are_while_a_trace_writes_them():
+    cell, seen = sx.State(jnp.float32(1)), []
+    inside, done = threading.Event(), threading.Event()
+
+    @sx.jit
+    def slow(x):
+        cell.value = cell.value + x
+        inside.set()
+        assert done.wait(20)
+
+    worker = threading.Thread(target=slow, args=(jnp.float32(1),))
+    worker.start()
+    assert inside.wait(20)
+    seen.append(float(cell.value))
+    done.set()
+    worker.join()
+    assert seen == [1.0] and float(cell.value) == 2
