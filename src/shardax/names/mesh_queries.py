@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from shardax.errors import Offence, UnknownAxisError, did_you_mean
+from shardax.errors import AxisTypeError, Offence, UnknownAxisError, did_you_mean
 from shardax.names.mesh import AnyMesh, MeshLike, current_mesh, required_mesh
 
 
@@ -74,5 +74,5 @@ def _axis_names(names: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         return (names,)
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"axis names are a string or a sequence of strings, not {names!r}")
+        raise AxisTypeError(f"axis names are a string or a sequence of strings, not {names!r}")
     return tuple(names)

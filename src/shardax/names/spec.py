@@ -193,7 +193,7 @@ def fit(
 def check_misfit_policy(on_misfit: str) -> None:
     """An unknown policy is an error before anything is done under it."""
     if on_misfit not in ("error", "warn", "adapt"):
-        raise ValueError(f"on_misfit={on_misfit!r} is unknown{did_you_mean(on_misfit, ('error', 'warn', 'adapt'))}")
+        raise SpecError(f"on_misfit={on_misfit!r} is unknown{did_you_mean(on_misfit, ('error', 'warn', 'adapt'))}")
 
 
 def misfit_error(headline: str, fits: Iterable[tuple[Fit, str, str | None]]) -> ShardaxError:
