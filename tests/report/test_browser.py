@@ -153,7 +153,7 @@ RECOLOUR = """
 const figure = document.querySelector("figure.mesh");
 const state = () => [...figure.querySelectorAll("g[data-at]")].map(
   seat => [seat.dataset.at, seat.querySelector("rect").getAttribute("fill"), seat.querySelector("text").textContent]);
-const pressed = () => figure.querySelector('[aria-pressed="true"]').textContent;
+const pressed = () => [figure.querySelector('[aria-pressed="true"]').textContent, figure.querySelector(".way b").textContent];
 const found = { before: [pressed(), state()] };
 figure.querySelector(".choices button").click();
 found.after = [pressed(), state()];
@@ -167,7 +167,7 @@ def test_meshes_are_coloured_along_any_axis(visit):
         pressed, seats = found[moment]
         drawing = sx.draw(mesh).coloured_by(axis)
         fills = [colours[0] for colours in json.loads(drawing.colours())[axis]]
-        assert pressed == axis and len(seats) == 8
+        assert pressed == [axis, axis] and len(seats) == 8
         for at, fill, label in seats:
             place = int(at.split(",")[drawing.spec.names.index(axis)])
             assert (fill, label) == (fills[place], str(place))
@@ -198,7 +198,8 @@ def test_nothing_is_wider_than_the_window(visit, everything):
     found = visit(wrapper.replace("</body>", f"<script>{script}</script></body>"), flags=["--virtual-time-budget=8000"])
     assert found.result.keys() == {"1200", "800", "400", "320"}
     for width, (scrolls, wide) in found.result.items():
-        assert wide == [] and scrolls <= int(width), width
+        assert (width, wide) == (width, [])
+        assert scrolls <= int(width)
 
 
 CONTRAST = """

@@ -5,6 +5,7 @@ import pytest
 
 import shardax as sx
 from shardax.errors import LayoutError, Offence
+from shardax.proving.check import check
 from shardax.report.code_lines import code_around, short_file
 from shardax.report.layout_section import layout_section
 from shardax.report.ledger_section import by_axis, by_line, ledger_section, sites
@@ -139,6 +140,26 @@ def test_differences(fits, refused, layout):
     moved = layout.diff(layout.on("dp=1,fsdp=8,tp=1"))
     assert shown_as(moved).title == "Layouts: mesh dp=2,fsdp=2,tp=2 → dp=1,fsdp=8,tp=1"
     assert shown_as(layout.diff(layout)).blocks == (Words(("no leaf differs",), "good"),)
+
+
+def matmul(x, y):
+    return x @ y
+
+
+def test_a_check(layout):
+    x, y = (jax.ShapeDtypeStruct((64, 64), "float32") for _ in range(2))
+    clear = check(matmul, x, y, mesh="dp=2,tp=2", in_specs=(jax.P("dp"), jax.P(None, "tp")))
+    assert shown_as(clear).blocks[0] == Verdict("good", "Clear", "there is one way to do everything")
+    doubtful = check(matmul, x, y, mesh="dp=2,tp=2", in_specs=(jax.P("dp", "tp"), jax.P("tp", "dp")))
+    section = shown_as(doubtful)
+    assert section.title == "matmul on mesh dp=2,tp=2"
+    assert section.blocks[0] == Verdict("warn", "Not clear", "2 places are ambiguous")
+    (row,) = subsection(section, "Ambiguous").blocks[0].rows
+    (site,) = {(site.place, site.operation, site.why) for site in doubtful.ambiguous}
+    assert (row[0].text, row[1].text, row[3].text) == site and site[0].startswith("test_sections.py:")
+    stats = {stat.label: stat.text for stat in blocks(section, Stats)[0].stats}
+    assert stats["sent by each device"] == show_bytes(doubtful.ledger.wire_bytes)
+    assert blocks(section, Words)[-1].lines == (doubtful.how_far,)
 
 
 def test_errors_show_every_offender_and_only_the_facts_there_are():

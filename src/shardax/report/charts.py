@@ -85,13 +85,14 @@ def roofline_svg(roofline: Roofline) -> str:
         picture.text(-8, y(power) + 4, f"{show_flops(power)}/s", anchor="end", size=11, quiet=True)
     picture.text(WIDE, TALL + 36, "FLOP per byte moved", anchor="end", size=12, quiet=True)
     picture.line([(0, y(roofline.peak)), (WIDE, y(roofline.peak))], width=2)
-    picture.text(WIDE, y(roofline.peak) - 6, f"peak {show_flops(roofline.peak)}/s", anchor="end", size=11)
+    picture.text(WIDE, y(roofline.peak) - 10, f"peak {show_flops(roofline.peak)}/s", anchor="end", size=11)
     slope = math.log10(x.high / x.low) / WIDE * TALL / math.log10(y.high / y.low)
+    steep = math.degrees(math.atan(slope))
     for text, bandwidth in {f"{show_bytes(roof.bandwidth)}/s": roof.bandwidth for roof in roofs}.items():
         start = max(x.low, y.low / bandwidth)
         low = x(start), y(start * bandwidth)
         picture.line([low, (x(roofline.peak / bandwidth), y(roofline.peak))], width=1.5, opacity=0.55)
-        picture.text(low[0] + 24, low[1] - 24 * slope + 13, text, size=11, quiet=True)
+        picture.text(low[0] + 6, low[1] - 6 * slope - 5, text, size=11, quiet=True, turned=-steep)
     for place, roof in enumerate(roofs):
         at = f"{short(roof.intensity)} FLOP per byte, {show_flops(roof.rate)}/s"
         hover = f"{roof.name}: {at}, {show_seconds(roof.seconds)}"

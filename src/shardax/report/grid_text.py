@@ -24,10 +24,11 @@ class GridText:
     grid: Grid
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = self.grid.rows[: self.grid.most]
-        widths = fit_columns(self.grid.columns, rows, options.max_width)
+        grid = self.grid.without_empty_columns
+        rows = grid.rows[: grid.most]
+        widths = fit_columns(grid.columns, rows, options.max_width)
         shown = [place for place, width in enumerate(widths) if width]
-        columns = [(self.grid.columns[place], widths[place]) for place in shown]
+        columns = [(grid.columns[place], widths[place]) for place in shown]
         yield from _lines([Cell(column.name, tone="quiet") for column, _ in columns], columns)
         for row in rows:
             yield from _lines([row[place] for place in shown], columns)
@@ -68,8 +69,7 @@ def fit_columns(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], room:
         max([cell_len(column.name), *(cell_len(row[place].text) for row in rows)])
         for place, column in enumerate(columns)
     ]
-    empty = [not any(row[place].text for row in rows) for place in range(len(columns))]
-    kept = [place for place in range(len(columns)) if not empty[place]] or list(range(len(columns)))
+    kept = list(range(len(columns)))
     least = [
         width if column.cut == "never" or column.right else min(width, max(column.least, cell_len(column.name)))
         for width, column in zip(natural, columns, strict=True)

@@ -97,7 +97,8 @@ def _legend_of(named: list[tuple[str, str]]) -> Markup:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-def _grid(grid: Grid) -> Markup:
+def _grid(whole: Grid) -> Markup:
+    grid = whole.without_empty_columns
     head = tag("tr", *map(_head, grid.columns))
     full = [max((row[place].share or 0.0 for row in grid.rows), default=0.0) for place in range(len(grid.columns))]
     most = grid.most if len(grid.rows) > grid.most + BARELY else len(grid.rows)
@@ -139,19 +140,24 @@ def _breakable(text: str) -> Markup:
 
 
 def _bars(bars: Bars) -> Markup:
-    limit = ""
-    if bars.limit is not None:
-        at = 100 * bars.limit / bars.scale
-        limit = tag("i", class_="limit", style=f"left:{at:.2f}%", title=bars.limit_text)
     detailed = any(bar.detail for bar in bars.bars)
+    at = None if bars.limit is None else 100 * bars.limit / bars.scale
+    limit = Markup("") if at is None else _limit(at, bars.limit_text)
     rows = [tag("div", *_bar(bar, bars.scale, limit, detailed)) for bar in bars.bars]
-    if bars.limit_text:
-        rows.append(tag("div", tag("span", bars.limit_text, class_="limit-text")))
+    if at is not None:
+        side = f"padding-right:{100 - at:.2f}%" if at > 50 else f"padding-left:{at:.2f}%;text-align:left"
+        rows.append(tag("div", tag("span", bars.limit_text, class_="limit-text", style=side)))
     legend = [_legend_of(_parts(bars))] if bars.legend else []
     return join(tag("div", *rows, class_="bars detailed" if detailed else "bars"), *legend)
 
 
-def _bar(bar: Bar, scale: float, limit: str, detailed: bool) -> Iterator[Markup]:
+def _limit(at: float, words: str) -> Markup:
+    """The line that bars should stay below, and what lies beyond it."""
+    over = [tag("i", class_="over", style=f"left:{at:.2f}%")] if at < 100 else []
+    return join(*over, tag("i", class_="limit", style=f"left:{at:.2f}%", title=words))
+
+
+def _bar(bar: Bar, scale: float, limit: Markup, detailed: bool) -> Iterator[Markup]:
     parts = (
         tag(
             "b",
@@ -161,7 +167,7 @@ def _bar(bar: Bar, scale: float, limit: str, detailed: bool) -> Iterator[Markup]
         for part in bar.parts
     )
     yield tag("span", bar.label, class_=f"label {bar.tone}")
-    yield tag("span", *parts, *filter(None, [limit]), class_="track")
+    yield tag("span", *parts, limit, class_="track")
     yield tag("span", bar.text, class_="amount")
     if detailed:
         yield tag("span", bar.detail, class_="detail")

@@ -229,10 +229,11 @@ def array_cell(dtype: str, shape: Sequence[int], nbytes: int) -> Cell:
 def spec_text(spec: PartitionSpec) -> str:
     """A spec as it is written, without the comma of a single entry.
 
-    >>> spec_text(PartitionSpec("tp")), spec_text(PartitionSpec())
-    ("P('tp')", 'P()')
+    >>> spec_text(PartitionSpec("tp")), spec_text(PartitionSpec(("dp", "tp"))), spec_text(PartitionSpec())
+    ("P('tp')", "P(('dp', 'tp'))", 'P()')
     """
-    return str(spec).replace("',)", "')")
+    text = str(spec)
+    return f"{text[:-2]})" if text.endswith(",)") else text
 
 
 def drawings(arrays: Iterable[tuple[str, tuple[int, ...], PartitionSpec, int]], mesh: Any) -> Pictures:

@@ -70,6 +70,7 @@
     const colours = Object.values(JSON.parse(figure.dataset.colours))[axis];
     for (const button of figure.querySelectorAll(".choices button"))
       button.setAttribute("aria-pressed", String(Number(button.dataset.axis) === axis));
+    figure.querySelector(".way b").textContent = Object.keys(JSON.parse(figure.dataset.colours))[axis];
     for (const seat of figure.querySelectorAll("g[data-at]")) {
       const place = Number(seat.dataset.at.split(",")[axis]), [fill, ink] = colours[place];
       seat.querySelector("rect").setAttribute("fill", fill);

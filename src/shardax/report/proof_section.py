@@ -9,7 +9,7 @@ from shardax.names.spec import axes_in
 from shardax.proving.cost import Estimate
 from shardax.proving.ledger import Ledger
 from shardax.proving.memory import Memory
-from shardax.proving.placing import Placed
+from shardax.proving.placing import Placed, Replicated
 from shardax.proving.proof import Proof
 from shardax.report.devices import mesh_on
 from shardax.report.layout_section import array_cell, drawings, spec_text
@@ -141,18 +141,23 @@ def _worries(proof: Proof) -> Iterator[Block]:
         total = f"{show_bytes(sum(each.bytes for each in lost))} per device are held twice"
         yield Grid("Donations lost", DONATIONS, rows, (total,), most=6)
     if proof.replicated:
-        rows = tuple(
-            (
-                Cell(each.path),
-                Cell(spec_text(each.spec)),
-                Cell("any axis" if each.whole else ", ".join(each.unused_axes), tone="warn"),
-                count_cell(each.copies),
-                bytes_cell(each.bytes_per_device),
-                bytes_cell(each.wasted),
-            )
-            for each in proof.replicated
+        yield replicated_grid("Replicated arrays", proof.replicated)
+
+
+def replicated_grid(title: str, replicated: Sequence[Replicated]) -> Grid:
+    """Arrays that stand on several devices, and what cutting them would save."""
+    rows = tuple(
+        (
+            Cell(each.path),
+            Cell(spec_text(each.spec)),
+            Cell("any axis" if each.whole else ", ".join(each.unused_axes), tone="warn"),
+            count_cell(each.copies),
+            bytes_cell(each.bytes_per_device),
+            bytes_cell(each.wasted),
         )
-        yield Grid("Replicated arrays", REPLICATED, rows, most=6)
+        for each in replicated
+    )
+    return Grid(title, REPLICATED, rows, most=6)
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------

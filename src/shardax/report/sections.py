@@ -15,9 +15,11 @@ from shardax.names.layout_file import LayoutDiff
 from shardax.names.lint import LintReport
 from shardax.names.mesh import MeshSpec
 from shardax.names.mesh_build import describe
+from shardax.proving.check import Check
 from shardax.proving.diff import ProofDiff
 from shardax.proving.ledger import Ledger
 from shardax.proving.proof import Proof
+from shardax.report.check_section import check_section
 from shardax.report.draw import Drawing, draw
 from shardax.report.layout_section import analysis_section, layout_diff_section, layout_section, lint_section
 from shardax.report.ledger_section import ledger_section
@@ -102,9 +104,8 @@ def offences_grid(offences: Sequence[Offence]) -> Grid:
         (each.where, each.problem, _text(each.shape), _text(each.spec), _text(each.rule), each.remedy or "")
         for each in offences
     ]
-    kept = [place for place in range(len(OFFENCES)) if any(row[place] for row in rows)]
-    cells = tuple(tuple(Cell(row[place]) for place in kept) for row in rows)
-    return Grid("", tuple(OFFENCES[place] for place in kept), cells, most=40)
+    cells = tuple(tuple(map(Cell, row)) for row in rows)
+    return Grid("", OFFENCES, cells, most=40).without_empty_columns
 
 
 def _text(fact: object) -> str:
@@ -117,6 +118,7 @@ SHOWN: tuple[tuple[type | tuple[type, ...], Callable[[Any], Block | Section]], .
     (LintReport, lint_section),
     (LayoutDiff, layout_diff_section),
     (Proof, proof_section),
+    (Check, check_section),
     (ProofDiff, proof_diff_section),
     (Ledger, ledger_section),
     (ShardaxError, error_section),

@@ -74,12 +74,14 @@ class Svg:
         anchor: Anchor = "start",
         weight: str = "normal",
         quiet: bool = False,
+        turned: float = 0.0,
     ) -> None:
-        """Words with their baseline at y."""
+        """Words with their baseline at y, turned around its start by degrees."""
         width = len(words) * size * 0.58
         left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
         self._grow(left, y - size, left + width, y + size * 0.35)
         faint = ' fill-opacity=".68"' if quiet else ""
+        faint += f' transform="rotate({_n(turned)} {_n(x)} {_n(y)})"' if turned else ""
         self._parts.append(
             f'<text x="{_n(x)}" y="{_n(y)}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
             f'fill="currentColor"{faint}>{html.escape(words)}</text>'

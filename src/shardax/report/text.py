@@ -33,6 +33,7 @@ from shardax.report.values import (
 from shardax.tables import show_bytes, show_flops
 
 MARKS = "█▓▒░▚▞▤"  # where there is no colour, the kinds of a bar are told apart by these
+MOST_BAR = 48
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -102,14 +103,17 @@ def _section(section: Section, level: int) -> Iterator[RenderableType]:
 
 
 def _bars(bars: Bars, width: int, coloured: bool) -> Iterator[Text]:
-    labels = max((cell_len(bar.label) for bar in bars.bars), default=0)
+    labels = min(max((cell_len(bar.label) for bar in bars.bars), default=0), max(12, width // 3))
     amounts = max((cell_len(bar.text) for bar in bars.bars), default=0)
-    labels = min(labels, max(12, width // 3))
-    room = max(8, min(48, width - labels - amounts - 4))
+    details = max((cell_len(bar.detail) + 2 for bar in bars.bars if bar.detail), default=0)
+    if width - labels - amounts - details < MOST_BAR // 2:
+        details = 0
+    room = max(8, min(MOST_BAR, width - labels - amounts - details - 4))
     for bar in bars.bars:
         line = Text(cut(bar.label, labels, "middle").ljust(labels), TONES[bar.tone]).append("  ", "")
         line.append_text(_track(bars, bar.parts, room, coloured))
-        yield line.append(f"  {cut(bar.text, max(8, width - labels - room - 4)):>{amounts}}")
+        line.append(f"  {cut(bar.text, max(8, width - labels - room - 4)):>{amounts}}")
+        yield line.append(f"  {bar.detail}", "dim") if details and bar.detail else line
     if bars.limit is not None and bars.limit_text:
         at = labels + 2 + min(room, round(room * bars.limit / bars.scale))
         yield Text(f"{f'{bars.limit_text} ┘':>{max(at, len(bars.limit_text) + 2)}}", "dim")

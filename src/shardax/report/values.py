@@ -6,7 +6,7 @@ A room's value (a layout, a proof) becomes a `Section` of these blocks once; bot
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from shardax.tables import Table, show_bytes, show_count
@@ -46,6 +46,15 @@ class Grid:
     notes: tuple[str, ...] = ()
     most: int = 12
     total: int | None = None  # of the rows there would be, when not all were kept
+
+    @property
+    def without_empty_columns(self) -> Grid:
+        """The same grid without columns in which no row has a word (all of them, where that is none)."""
+        kept = [place for place in range(len(self.columns)) if any(row[place].text for row in self.rows)]
+        if not kept or len(kept) == len(self.columns):
+            return self
+        rows = tuple(tuple(row[place] for place in kept) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[place] for place in kept), rows=rows)
 
     def __post_init__(self) -> None:
         for row in self.rows:
