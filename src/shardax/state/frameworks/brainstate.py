@@ -11,8 +11,7 @@ from __future__ import annotations
 # pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import brainstate
@@ -32,9 +31,6 @@ from shardax.state.kinds import Frozen, Kind, Mode, Opened, discoverers, registe
 _INTERNAL = frozenset({"_value", "_level", "_source_info", "_trace_state", "_hooks_manager", "_been_writen"})
 _RESTORED = ("_value", "_trace_state", "_been_writen")
 _get_dict: Callable[[Any], dict[str, Any]] = attrgetter("__dict__")
-_get_value = itemgetter("_value")
-_has_hooks = attrgetter("_hooks_manager._has_hooks")
-_flat = chain.from_iterable
 # States that are closed over hold traced values while their function is traced; other threads wait for the real ones.
 _tracing = threading.RLock()
 
@@ -67,13 +63,12 @@ class StateSpec:
 
 
 class Snapshot(NamedTuple):
-    """The metadata of some States, laid out for comparison at C speed."""
+    """The metadata of some States, laid out for comparison: columns of what all have, and the rest one by one."""
 
     lengths: list[int]
-    names: Callable[[dict[str, Any]], Any]  # what all of them have
-    common: list[Any]
+    names: list[str | None]
+    tags: list[set[str] | None]  # copies: `add_tag` changes them in place
     others: list[tuple[int, str, Any]]
-    tags: list[tuple[int, set[str]]]
     careful: list[int]  # those that look after their value when they are read: random keys that were deleted
 
     def holds(self, dicts: list[dict[str, Any]]) -> bool:
@@ -81,9 +76,9 @@ class Snapshot(NamedTuple):
         try:
             return (
                 list(map(len, dicts)) == self.lengths
-                and all(map(is_, _flat(map(self.names, dicts)), self.common))
+                and [attributes["_name"] for attributes in dicts] == self.names
+                and [attributes["tag"] for attributes in dicts] == self.tags
                 and all(dicts[place][name] is value for place, name, value in self.others)
-                and all(dicts[place]["tag"] == tag for place, tag in self.tags)
             )
         except KeyError:  # an attribute that is gone
             return False
@@ -154,24 +149,23 @@ class States:
     # ---- outside every trace ----------------------------------------------------------------------------------------
 
     def snapshot(self, cells: Sequence[Any]) -> Snapshot:
-        dicts = [vars(cell) for cell in cells]
-        shared = [
-            name for name in dicts[0] if name not in _INTERNAL and all(name in attributes for attributes in dicts)
-        ]
-        names: Any = itemgetter(*shared) if len(shared) > 1 else _one(shared)
-        others = [
-            (place, name, value)
-            for place, attributes in enumerate(dicts)
-            for name, value in attributes.items()
-            if name not in _INTERNAL and name not in shared
-        ]
-        tags = [(place, set(attributes["tag"])) for place, attributes in enumerate(dicts) if attributes.get("tag")]
-        careful = [
-            place
-            for place, cell in enumerate(cells)
-            if type(cell).check_if_deleted is not brainstate.State.check_if_deleted
-        ]
-        return Snapshot(list(map(len, dicts)), names, list(_flat(map(names, dicts))), others, tags, careful)
+        dicts = list(map(_get_dict, cells))
+        return Snapshot(
+            lengths=list(map(len, dicts)),
+            names=[attributes["_name"] for attributes in dicts],
+            tags=[tag and set(tag) for tag in map(itemgetter("tag"), dicts)],
+            others=[
+                (place, name, value)
+                for place, attributes in enumerate(dicts)
+                for name, value in attributes.items()
+                if name not in _INTERNAL and name not in ("_name", "tag")
+            ],
+            careful=[
+                place
+                for place, cell in enumerate(cells)
+                if type(cell).check_if_deleted is not brainstate.State.check_if_deleted
+            ],
+        )
 
     def read_all(self, cells: Sequence[Any], snapshot: Snapshot) -> Sequence[Any] | None:
         if TRACE_CONTEXT.state_stack:
@@ -180,12 +174,13 @@ class States:
             for place in snapshot.careful:
                 cells[place].check_if_deleted()
             dicts = list(map(_get_dict, cells))
-            return list(map(_get_value, dicts)) if snapshot.holds(dicts) else None
+            return [attributes["_value"] for attributes in dicts] if snapshot.holds(dicts) else None
 
     def write_all(self, cells: Iterable[Any], values: Iterable[Any]) -> None:
         cells = list(cells)
         with _tracing:
-            if TRACE_CONTEXT.state_stack or any(map(_has_hooks, cells)) or GlobalHookRegistry.instance().has_hooks():
+            hooked = True in [cell._hooks_manager._has_hooks for cell in cells]
+            if hooked or TRACE_CONTEXT.state_stack or GlobalHookRegistry.instance().has_hooks():
                 for cell, value in zip(cells, values, strict=True):
                     cell.value = value
                 return
@@ -224,10 +219,6 @@ class States:
             return last
         finally:
             _tracing.release()
-
-
-def _one(names: list[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-    return (lambda attributes: (attributes[names[0]],)) if names else (lambda attributes: ())
 
 
 def _described(cell: Any) -> str:
