@@ -51,7 +51,8 @@ def _memory(proof: Proof) -> Iterator[str]:
     if memory.temporaries:
         text += f", temporaries {show_bytes(memory.temporaries)}"
     yield from _wrapped(text)
-    for number, buffer in enumerate(memory.buffers[:4]):
+    large = [buffer for buffer in memory.buffers[:4] if buffer.bytes * 100 >= memory.peak]
+    for number, buffer in enumerate(large):
         lead = "  largest   " if number == 0 else " " * 12
         yield _cut(f"{lead}{show_bytes(buffer.bytes):>8}  {buffer.what}  {buffer.place}")
 
@@ -124,4 +125,4 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _cut(line: str) -> str:
-    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
+    return line.rstrip() if len(line) <= WIDTH else line[: WIDTH - 1] + "…"

@@ -112,7 +112,7 @@ def read_answer(program: Program, target: Target, answer: Mapping[str, Any], thr
     if module is None:
         assert refusal is not None
         blind.insert(0, "collectives and work: the compiler stopped at memory; a cpu target shows them")
-        memory = _refused_memory(refusal, program, target)
+        memory = _refused_memory(refusal, program, target, answer.get("memory_report", ""))
         return Proof(
             **common,
             memory=memory,
@@ -185,11 +185,13 @@ def _shape_bytes(text: str) -> int:
     return sum(array.bytes for array in arrays(text))
 
 
-def _refused_memory(refusal: Refusal, program: Program, target: Target) -> Memory:
+def _refused_memory(refusal: Refusal, program: Program, target: Target, report: str) -> Memory:
+    """An early refusal is one sentence; what is large stands in the compiler's report then."""
     arguments = refusal.arguments or sum(size for _, size in _groups(program))
     temporaries = refusal.program or max(refusal.used - arguments, 0)
     hbm = min(refusal.available, usable_memory(target) or refusal.available)
-    return Memory(arguments, 0, temporaries, 0, 0, refusal.used, hbm, tuple(_groups(program)), refusal.buffers)
+    buffers = refusal.buffers or tuple(_with_lines(report_buffers(report), ()))
+    return Memory(arguments, 0, temporaries, 0, 0, refusal.used, hbm, tuple(_groups(program)), buffers)
 
 
 # ---- what is not as it was meant to be ------------------------------------------------------------------------------
