@@ -8,6 +8,7 @@ import subprocess
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 
 import pytest
 
@@ -59,11 +60,14 @@ def visit(tmp_path_factory):
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
+    numbers = count()
+
     def run(text, script="", flags=()):
         asked.clear()
+        name = f"page-{next(numbers)}.html"  # a new one each time: browsers remember
         ours = f"<script>{script}</script></body>"
-        (folder / "index.html").write_text(text.replace("</body>", ours) if script else text, encoding="utf-8")
-        url = f"http://127.0.0.1:{server.server_port}/index.html"
+        (folder / name).write_text(text.replace("</body>", ours) if script else text, encoding="utf-8")
+        url = f"http://127.0.0.1:{server.server_port}/{name}"
         out = subprocess.run(
             [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *flags, "--dump-dom", url],
             capture_output=True,
@@ -96,7 +100,7 @@ def everything(fits, refused, layout, adapted):
 def test_it_opens_without_a_message_or_a_request(visit, everything):
     found = visit(everything, RESULT % "performance.getEntriesByType('resource').map(entry => entry.name)")
     assert found.console == []
-    assert found.requests == ["/index.html"]
+    assert len(found.requests) == 1 and found.requests[0].startswith("/page-")
     assert found.result == []
     assert '<body class="shardax page live">' in found.dom and "<title>Everything</title>" in found.dom
 
@@ -108,7 +112,7 @@ def test_a_bad_page_is_found_out(visit):
     assert any("said" in line for line in found.console) and any(
         "gone is not defined" in line for line in found.console
     )
-    assert any("Content Security Policy" in line for line in found.console) and found.requests == ["/index.html"]
+    assert any("Content Security Policy" in line for line in found.console) and len(found.requests) == 1
     allowed = re.sub(r"<meta http-equiv[^>]*>", "", bad)
     assert "/picture.png" in visit(allowed).requests
 
