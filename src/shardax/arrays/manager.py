@@ -86,13 +86,13 @@ class PartitionManager:
 
         def lay_out(leaf: Any) -> Any:
             spec = paxis.resolve_spec(axes, mode_for(mode, leaf.shape), leaf.shape)
-            return constrain(leaf, spec, on_misfit=on_misfit, axes=paxis)
+            return constrain(leaf, spec, on_misfit=on_misfit)
 
         if not isinstance(mode, str):
             return lay_out(x) if isinstance(x, jax.Array) else _each_leaf(x, lay_out)
         spec = paxis.resolve_spec(axes, mode)
         if auto_correct or hasattr(x, "shape"):
-            return constrain(x, spec, on_misfit=on_misfit, axes=paxis)
+            return constrain(x, spec, on_misfit=on_misfit)
         return _each_leaf(x, lay_out)
 
     def resolve(

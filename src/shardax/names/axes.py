@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any, Final, final
 
@@ -170,6 +170,11 @@ class PartitionAxis:
             object.__setattr__(self, "_hash", hash_fn(self))
         return self.__dict__["_hash"]
 
+    @cached_property
+    def _known(self) -> PartitionAxis:
+        """The first value equal to this one: what is cached by it is found without comparing every field."""
+        return _first_equal(self)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return PartitionAxis, tuple(getattr(self, name) for name in (*FIELDS, "extensions"))
 
@@ -220,7 +225,7 @@ class PartitionAxis:
         >>> sx.PartitionAxis().resolve_axis([sx.BATCH, sx.EMPTY, [sx.FSDP, "slice"]], sx.MODE_TRAIN)
         [('fsdp', 'dp'), None, ('fsdp', 'slice')]
         """
-        return list(_resolved(self, frozen_axes(axes), is_generation(mode), REGISTRY.table))
+        return list(_resolved(self._known, frozen_axes(axes), is_generation(mode), REGISTRY.table))
 
     def resolve_spec(self, axes: Sequence[Axis], mode: str, shape: Sequence[int] | None = None) -> PartitionSpec:
         """The PartitionSpec of an array with these axes. One mesh axis over two dimensions is an error here.
@@ -233,7 +238,7 @@ class PartitionAxis:
         P(('fsdp', 'dp'), 'sp', 'tp', None)
         """
         whole = frozenset(dim for dim, size in enumerate(shape) if size == 1) if shape and 1 in shape else _NO_DIMS
-        return _spec(self, frozen_axes(axes), is_generation(mode), REGISTRY.table, whole)
+        return _spec(self._known, frozen_axes(axes), is_generation(mode), REGISTRY.table, whole)
 
     # ---- the process-wide registry -----------------------------------------------------------------------------------
 
@@ -307,6 +312,11 @@ MESH_TOKENS: Final = tuple(SEMANTIC)[:5]
 _NO_DIMS: Final[frozenset[int]] = frozenset()
 
 jax.tree_util.register_static(PartitionAxis)
+
+
+@lru_cache(maxsize=1024)
+def _first_equal(paxis: PartitionAxis) -> PartitionAxis:
+    return paxis
 
 
 @lru_cache(maxsize=4096)
