@@ -190,6 +190,7 @@ from shardax.proving.cost import Link as Link
 from shardax.proving.cost import estimate as estimate
 from shardax.proving.diff import ProofDiff as ProofDiff
 from shardax.proving.diff import diff as diff
+from shardax.proving.exported import prove_exported as prove_exported
 from shardax.proving.flops import flops as flops
 from shardax.proving.flops import flops_by_dtype as flops_by_dtype
 from shardax.proving.hlo import HloModule as HloModule

@@ -343,6 +343,8 @@ def lowered_program(lowered: Any) -> dict[str, Any]:
     from jax._src.interpreters import mlir
     from jax._src.named_sharding import UnspecifiedValue
 
+    module = lowered.compiler_ir()
+    _choose_platform(module)
     arguments = lowered._lowering.compile_args
     effects = (False,) * len(arguments["ordered_effects"])
 
@@ -352,7 +354,7 @@ def lowered_program(lowered: Any) -> dict[str, Any]:
         )
 
     return {
-        "module": mlir.module_to_bytecode(lowered.compiler_ir()),
+        "module": mlir.module_to_bytecode(module),
         "open_inputs": open_ones(arguments["in_shardings"]),
         "open_outputs": open_ones(arguments["out_shardings"]),
         "kept": tuple(sorted(arguments["kept_var_idx"])),
@@ -360,6 +362,38 @@ def lowered_program(lowered: Any) -> dict[str, Any]:
         "effects": len(effects),
         "shardy": bool(getattr(jax.config, "jax_use_shardy_partitioner", True)),
     }
+
+
+def _choose_platform(module: Any) -> None:
+    """In what was exported for several platforms every one has a branch: keep the one that is lowered for."""
+    from jax._src.lib.mlir import passmanager
+
+    if any("call_exported_" in str(each.attributes["sym_name"]) for each in module.body.operations):
+        with module.context:
+            passes = "inline,func.func(canonicalize),sccp,func.func(canonicalize),symbol-dce"
+            passmanager.PassManager.parse(f"builtin.module({passes})").run(module.operation)
+
+
+def exported_arguments(exported: Any) -> tuple[list[tuple[str, bool] | None], list[Any]]:
+    """Path and donation of every argument leaf of an exported function (None: it was not used), and their shardings.
+
+    `jax.export.Exported` keeps both in its program only; its shardings by name are private.
+    """
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
+    with mlir.make_ir_context():
+        operations: Any = ir.Module.parse(exported.mlir_module()).body.operations
+        (main,) = [each for each in operations if "main" in str(each.attributes["sym_name"])]
+        listed = [
+            (str(argument.location).removeprefix('loc("').removesuffix('")'), str(marks))
+            for argument, marks in zip(main.arguments, main.arg_attrs, strict=True)
+        ]
+    count = len(exported.module_kept_var_idx)
+    found: list[tuple[str, bool] | None] = [None] * len(exported.in_avals)
+    for at, (path, marks) in zip(exported.module_kept_var_idx, listed[len(listed) - count :], strict=True):
+        found[at] = path, "jax.buffer_donor" in marks or "tf.aliasing_output" in marks
+    return found, list(exported._in_named_shardings or [None] * len(found))
 
 
 def compile_program(program: Mapping[str, Any], devices: Sequence[Any], options: Mapping[str, Any]) -> Any:
