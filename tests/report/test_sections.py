@@ -87,6 +87,10 @@ def test_proof_that_does_not_fit(refused):
     section = proof_section(refused)
     assert isinstance(section.blocks[0], Verdict) and section.blocks[0].tone == "bad"
     worries = subsection(section, "Not as it was meant to be")
+    assert [row[0].text for row in blocks(worries, Grid)[0].rows] == [
+        "params['down']",
+        "params['up']",
+    ]  # no results: who knows
     assert "RESOURCE_EXHAUSTED" in blocks(worries, Words)[0].lines[0]
     assert not any(part.title == "Collectives" for part in section.blocks if isinstance(part, Section))
     bars = memory_bars(refused.memory, refused.refusal)

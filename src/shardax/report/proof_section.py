@@ -265,7 +265,8 @@ def _cut(proof: Proof) -> Section:
 
 
 def _arrays(proof: Proof) -> Grid:
-    named = [*((leaf, _input_kind(leaf)) for leaf in proof.inputs), *((leaf, "out") for leaf in proof.outputs)]
+    results = () if proof.refusal else proof.outputs  # where those of a refused step lie, nobody has said
+    named = [*((leaf, _input_kind(leaf)) for leaf in proof.inputs), *((leaf, "out") for leaf in results)]
     whole = max((leaf.bytes_on(proof.mesh) for leaf, _ in named), default=1) or 1
     rows = tuple(
         (
