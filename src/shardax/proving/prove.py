@@ -94,17 +94,14 @@ def read_answer(program: Program, target: Target, answer: Mapping[str, Any], thr
     blind = list(BLIND[target.platform])
     module = parse_hlo(answer["hlo"]) if refusal is None else None
     outputs = _outputs(program, answer)
-    known = [
-        *program.inputs,
-        *(_new(outputs) if refusal is None else ()),
-    ]  # nobody has said where a refused result lies
+    new = () if module is None else _new(outputs)  # where the results of a refused step lie, nobody has said
     common: dict[str, Any] = {
         "name": program.name,
         "target": target,
         "mesh": program.mesh,
         "inputs": program.inputs,
         "outputs": outputs,
-        "replicated": replicated(known, program.mesh, threshold),
+        "replicated": replicated([*program.inputs, *new], program.mesh, threshold),
         "not_as_asked": _not_as_asked(program, outputs),
         "refusal": answer.get("refused", ""),
         "compile_seconds": answer["seconds"],
