@@ -250,9 +250,12 @@ class _Plan:
     def _trace(self, x: Any) -> Any:
         """Apply inside a trace: reshard over Explicit axes, then constrain over Auto ones; Manual axes are dropped."""
         if self.explicit is not None:
-            sharding = self._named(self.on_mesh, _without_free(self.explicit, self.on_mesh, x))
             # Where all axes are Explicit and jax.set_mesh is not, only a transfer carries the devices into the program.
             transfer = self.auto is None and isinstance(self.on_mesh, Mesh)
+            spec = _without_free(self.explicit, self.on_mesh, x)
+            # A NamedSharding on devices always says its memory; a reshard refuses to hear of the usual one.
+            usual = self.memory_kind == "device" and not transfer
+            sharding = _named(self.on_mesh, spec, None if usual else self.memory_kind)
             x = jax.device_put(x, sharding) if transfer else jax.reshard(x, sharding)
         return x if self.auto is None else self.auto(x)
 

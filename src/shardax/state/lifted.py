@@ -12,6 +12,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AxisType
 
+from shardax.arrays.constrain import constrain
 from shardax.state.cells import Family, Scope, scope_of
 from shardax.state.effects import Effects, Emission, Recipe, Result, after, is_ref
 from shardax.state.environment import names_of
@@ -283,7 +284,10 @@ def hold(value: Any, sharding: Any) -> Any:
     if sharding is None:
         return value
     mesh = getattr(sharding, "mesh", None)
-    if mesh is not None and any(kind is AxisType.Explicit for kind in mesh.axis_types):
+    kinds = set(mesh.axis_types) if mesh is not None else {AxisType.Auto}
+    if len(kinds) > 1:
+        return constrain(value, sharding, on_misfit="error")
+    if AxisType.Explicit in kinds:
         return jax.sharding.reshard(value, sharding)
     return jax.lax.with_sharding_constraint(value, sharding)
 
