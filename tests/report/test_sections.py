@@ -217,3 +217,10 @@ def test_code_around_a_line(tmp_path):
 def test_code_sites_are_limited_and_say_so(fits):
     (lines,) = blocks(ledger_section(fits.ledger), CodeSites)
     assert lines.most == 8 and lines.unit == "sent by each device"
+
+
+def test_very_many_leaves_keep_the_largest_and_say_how_many_there_are():
+    tree = {f"w{n}": jax.ShapeDtypeStruct((n + 1, 4), "float32") for n in range(2100)}
+    leaves = subsection(layout_section(sx.layout(tree, [(".*", None)], "tp=2")), "Every leaf").blocks[0]
+    assert (len(leaves.rows), leaves.total) == (2000, 2100)
+    assert leaves.rows[0][0].text == "w2099" and leaves.rows[-1][0].text == "w100"

@@ -35,6 +35,7 @@ from shardax.report.values import (
 from shardax.tables import show_bytes
 
 MOST_DRAWN = 6
+MOST_LEAVES = 2000  # of which a page keeps a row each: it should open at once
 
 LEAVES = (
     Column("path", code=True, keep=10, cut="middle", least=28),
@@ -204,7 +205,7 @@ def offenders_grid(analysis: LayoutAnalysis) -> Grid:
 
 
 def leaves_grid(decisions: Sequence[Decision]) -> Grid:
-    """One row per leaf, the largest on a device first."""
+    """One row per leaf, the largest on a device first; the smallest of very many are left out."""
     ordered = sorted(decisions, key=lambda d: (-d.bytes_per_device, d.path))
     whole = sum(d.bytes_per_device for d in decisions) or 1
     rows = tuple(
@@ -216,9 +217,9 @@ def leaves_grid(decisions: Sequence[Decision]) -> Grid:
             count_cell(d.copies),
             Cell(d.rule),
         )
-        for d in ordered
+        for d in ordered[:MOST_LEAVES]
     )
-    return Grid("", LEAVES, rows)
+    return Grid("", LEAVES, rows, total=len(ordered))
 
 
 def array_cell(dtype: str, shape: Sequence[int], nbytes: int) -> Cell:
