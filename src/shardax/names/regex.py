@@ -23,6 +23,7 @@ except ImportError:  # pragma: no cover
     _compiler = _parser = None
 
 _IGNORECASE = int(re.IGNORECASE)
+_DIGIT_CODES = frozenset(map(ord, DIGITS))
 
 
 class Needle:
@@ -100,9 +101,13 @@ class _Reader:
 
     def items(self, items: Any, folded: bool) -> None:
         for operation, argument in items.data:
-            visit = _VISITS.get(operation.name)
+            name = operation.name
+            if name == "LITERAL" and not folded and not self.folded and argument not in _DIGIT_CODES:
+                self.run.append(chr(argument))  # nine in ten
+                continue
+            visit = _VISITS.get(name)
             if visit is None:
-                raise _UnknownError(operation.name)
+                raise _UnknownError(name)
             visit(self, argument, folded)
 
     def literal(self, argument: int, folded: bool) -> None:
