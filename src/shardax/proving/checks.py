@@ -13,6 +13,7 @@ from shardax.names.layout import Layout
 from shardax.names.mesh import MeshSpec
 from shardax.names.paths import flatten
 from shardax.names.spec import as_spec, canonical
+from shardax.proving.check import Check
 from shardax.proving.collectives import Collective
 from shardax.proving.placing import replicated
 from shardax.proving.proof import Proof
@@ -31,6 +32,7 @@ KINDS = (
 
 def assert_fits(proof: Proof, margin: str | int = 0) -> None:
     """The step fits its device, with at least `margin` to spare ("4GB", bytes)."""
+    __tracebackhide__ = True
     wanted = parse_bytes(margin)
     if proof.fits is None:
         raise ProofFailure(
@@ -48,13 +50,14 @@ def assert_fits(proof: Proof, margin: str | int = 0) -> None:
 
 
 def assert_collectives(
-    proof: Proof, expected: Mapping[str, Any] | None = None, *, no: Iterable[str] = (), exact: bool = False
+    proof: Proof | Check, expected: Mapping[str, Any] | None = None, *, no: Iterable[str] = (), exact: bool = False
 ) -> None:
     """The step runs these collectives, so often: `{"all-gather": {"fsdp": 3}}`, and none of the kinds in `no`.
 
     A count is of executions (a collective in a scan of 32 counts 32 times). Axes are one name or a tuple of names;
-    an axis that is not mentioned may do as it likes, unless `exact`.
+    an axis that is not mentioned may do as it likes, unless `exact`. A `Check` will do for a proof.
     """
+    __tracebackhide__ = True
     wanted = {
         (op, (axes,) if isinstance(axes, str) else tuple(axes)): count
         for op, by_axes in (expected or {}).items()
@@ -74,9 +77,8 @@ def assert_collectives(
     if exact:
         problems += _unexpected(proof, wanted)
     if problems:
-        raise ProofFailure(
-            f"{proof.name} on {proof.target} ({proof.mesh}) does not run the expected collectives", problems
-        )
+        where = f"{proof.target} ({proof.mesh})" if isinstance(proof, Proof) else f"mesh {proof.mesh}"
+        raise ProofFailure(f"{proof.name} on {where} does not run the expected collectives", problems)
 
 
 def _known_kinds(kinds: Iterable[str]) -> None:
@@ -89,7 +91,7 @@ def _kind(op: str, axes: tuple[str, ...]) -> str:
     return f"{op} over {'×'.join(axes)}" if axes else op
 
 
-def _unexpected(proof: Proof, wanted: Mapping[tuple[str, tuple[str, ...]], int]) -> list[Offence]:
+def _unexpected(proof: Proof | Check, wanted: Mapping[tuple[str, tuple[str, ...]], int]) -> list[Offence]:
     rest: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
     for row in proof.ledger:
         if not any(op == row.op and (not axes or set(axes) == set(row.axes)) for op, axes in wanted):
@@ -113,12 +115,13 @@ def _places(rows: list[Collective], most: int = 4) -> str:
 
 
 def assert_no_replication_over(
-    proof: Proof, threshold: str | int, *, axes: Iterable[str] | None = None, ignore: Iterable[str] = ()
+    proof: Proof | Check, threshold: str | int, *, axes: Iterable[str] | None = None, ignore: Iterable[str] = ()
 ) -> None:
     """No array of the step costs `threshold` or more on every device of the mesh (or on every device along `axes`).
 
     `ignore` are beginnings of paths that may.
     """
+    __tracebackhide__ = True
     limit = parse_bytes(threshold)
     along = None if axes is None else set([axes] if isinstance(axes, str) else axes)
     skip = tuple(ignore)
@@ -142,6 +145,7 @@ def assert_no_replication_over(
 
 def assert_donated(proof: Proof, *paths: str) -> None:
     """Every donated buffer (or those whose paths begin so) is reused; a named one must have been donated at all."""
+    __tracebackhide__ = True
     problems = [
         Offence(lost.path, f"was donated and is not reused: {show_bytes(lost.bytes)} per device held twice")
         for lost in proof.lost_donations
@@ -171,6 +175,7 @@ def _heads(proof: Proof) -> list[str]:
 
 def assert_sharded(tree: Any, layout: Any, mesh: Any = None) -> None:
     """Every array of a tree lies as a layout says (a `Layout`, or a tree of specs or shardings shaped like it)."""
+    __tracebackhide__ = True
     paths, leaves = flatten(tree)
     wanted = _wanted(tree, layout, paths)
     problems: list[Offence] = []

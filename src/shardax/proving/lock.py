@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from shardax.errors import Offence, ProofFailure, plural
 from shardax.names.spec import axes_of
+from shardax.proving.rewriting import is_rewriting, note_written
 from shardax.tables import show_bytes
 
 Proof = Any  # proof.py stands above this file: a proof knows how to lock itself
@@ -30,6 +31,7 @@ def lock_of(proof: Proof) -> dict[str, Any]:
         "step": proof.name,
         "target": str(proof.target),
         "mesh": str(proof.mesh),
+        "jax": proof.versions.get("jax", ""),  # said, not compared: another version may lay out otherwise
         "fits": proof.fits,
         "memory": {
             "arguments": proof.memory.arguments,
@@ -104,28 +106,46 @@ def read_lock(path: str | Path) -> dict[str, Any]:
 
 
 def check_lock(
-    proof: Proof | str | Path, path: Proof | str | Path, *, tolerance: float = TOLERANCE, update: bool = False
+    proof: Proof | str | Path,
+    path: Proof | str | Path,
+    *,
+    tolerance: float = TOLERANCE,
+    update: bool | None = None,
 ) -> None:
     """Fail, with a diff a person can read, when a proof is not what its lock file says.
 
     More collectives, other shardings, lost donations always fail; bytes fail past `tolerance` (a share). What got
     better fails too, so that the file stays the truth: rewrite it with `update=True` or `pytest --shardax-update`.
     """
+    __tracebackhide__ = True
     if isinstance(proof, (str, Path)):  # either order reads well
         proof, path = path, proof
     if isinstance(proof, (str, Path)) or not isinstance(path, (str, Path)):
         raise TypeError("check_lock takes a proof and the path of its lock file")
     lock = lock_of(proof)
-    if update:
-        write_lock(lock, path)
+    if is_rewriting() if update is None else update:
+        write_lock(_beside(path) | lock, path)
+        note_written(os.fspath(path))
         return
-    differences = list(lock_differences(read_lock(path), json.loads(json.dumps(lock)), tolerance))
+    old = read_lock(path)
+    differences = list(lock_differences(old, json.loads(json.dumps(lock)), tolerance))
     if differences:
+        remedy = "if this is meant: pytest --shardax-update, and look at the diff of the file"
+        if old.get("jax", lock["jax"]) != lock["jax"]:
+            remedy = f"it was written with jax {old['jax']}, this is {lock['jax']}; {remedy}"
         raise ProofFailure(
             f"{proof.name} is not what {os.fspath(path)} says: {plural(len(differences), 'difference')}",
             differences,
-            "if this is meant: pytest --shardax-update, and look at the diff of the file",
+            remedy,
         )
+
+
+def _beside(path: str | Path) -> dict[str, Any]:
+    """What others keep in a lock file (the command line: which program it is about) stays when it is rewritten."""
+    try:
+        return read_lock(path)
+    except ProofFailure:
+        return {}
 
 
 def lock_differences(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float) -> Iterator[Offence]:

@@ -15,7 +15,7 @@ from shardax.names.mesh import MeshSpec
 from shardax.names.spec import as_spec, axes_of
 from shardax.proving.cost import Estimate
 from shardax.proving.ledger import Ledger
-from shardax.proving.lock import check_lock, lock_of
+from shardax.proving.lock import TOLERANCE, check_lock, lock_of
 from shardax.proving.memory import Memory
 from shardax.proving.placing import Placed, Replicated
 from shardax.proving.proof_text import proof_text
@@ -92,8 +92,9 @@ class Proof:
         """The facts worth locking in CI: small, stable, independent of line numbers."""
         return lock_of(self)
 
-    def check_lock(self, path: str | Path, *, tolerance: float = 0.05, update: bool = False) -> None:
+    def check_lock(self, path: str | Path, *, tolerance: float = TOLERANCE, update: bool | None = None) -> None:
         """Fail with a readable diff when this proof is not what the lock file says."""
+        __tracebackhide__ = True
         check_lock(self, path, tolerance=tolerance, update=update)
 
     def __str__(self) -> str:
