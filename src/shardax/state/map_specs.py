@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ from shardax.names.mesh import AnyMesh
 from shardax.names.spec import Fit, axes_in, fit_cached, mesh_shape, misfit_error
 from shardax.state.cells import RngState
 from shardax.state.forms import Form, argument_names
-from shardax.state.graph import paths_of
 from shardax.state.lift import Gathered, Lift
 from shardax.state.lifted import Lifted
 from shardax.state.prefixes import Assignment, is_mapping_prefix, is_prefix_leaf, per_argument
@@ -94,17 +92,11 @@ def assign(lift: Lift, lifted: Lifted, gathered: Gathered, options: MapOptions, 
         plain,
         (*own, *outside),
         _rng_places(lifted, (*own, *inside)) if options.fold_rng else (),
-        functools.partial(_names, lift, lifted),
+        lifted.input_names,
         tuple(argument_names(lift.function, form.count)[place] for place in form.plain),
     )
     _check_axes(assigned, options, mesh)
-    _check_values(gathered, assigned)
     return assigned
-
-
-def _names(lift: Lift, lifted: Lifted) -> list[str]:
-    _, leaves, _ = paths_of(lifted.graph, lift.root_names(lifted.form))
-    return lift.cell_paths(lifted) + [leaves[number] for number in range(lifted.graph.leaves)]
 
 
 def _per_argument(in_specs: Any, form: Form) -> dict[int, Any]:
@@ -183,24 +175,6 @@ def _axes(tree: Any) -> set[str]:
 def cut(specs: Any) -> bool:
     """Does any of these specs cut its array?"""
     return bool(_axes(specs))
-
-
-def _check_values(gathered: Gathered, assigned: Assigned) -> None:
-    """Refuse cells that hold something else than arrays, before JAX does it without a name."""
-
-    def odd(value: Any) -> list[Any]:
-        return [
-            x for x in jax.tree.leaves(value) if not (hasattr(x, "shape") or isinstance(x, (bool, int, float, complex)))
-        ]
-
-    if not any(map(odd, gathered.values)):
-        return
-    offences = [
-        Offence(name, f"holds {type(leaf).__name__} {leaf!r:.40}, not an array")
-        for name, value in zip(assigned.names(), gathered.values, strict=True)
-        for leaf in odd(value)
-    ]
-    raise ShardMapError("shard_map maps arrays, and these states hold something else", offences)
 
 
 def check_fit(assigned: Assigned, mesh: AnyMesh, kept: Sequence[Any], plain: Any) -> None:

@@ -11,7 +11,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, get_abstract_mesh
 
-from shardax._compat import trace_state_clean
+from shardax._compat import current_trace, is_staged, trace_state_clean
 from shardax.arrays.constrain import constrain
 from shardax.errors import Offence, ShardMapError
 from shardax.names.mesh import same_mesh
@@ -39,53 +39,40 @@ class _NeedSpecs(Exception):
 class Mapped:
     """The compiled callable of one structure under one assignment of specs."""
 
-    def __init__(self, lifted: Lifted, options: MapOptions, assigned: Assigned, discover: bool) -> None:
+    def __init__(self, lifted: Lifted, options: MapOptions, assigned: Assigned) -> None:
         self.lifted, self.options, self.assigned = lifted, options, assigned
         self.more: tuple[Any, ...] = ()  # specs of what a recipe carries out
         self.explicit = AxisType.Explicit in options.mesh.axis_types
         lifted.needs_recipe = has(options.out_specs, is_mapping_prefix) or has_graph_node(options.out_specs)
         self.seen: list[Any] = []  # the shardings of the cells when they were last found in place
+        names = map(str, options.mesh.axis_names)
+        self.manual = [name for name in names if name in options.axis_names or not options.axis_names]
+        self.check_vma = options.check_vma
         self._compile()
-        self.discover = discover and any(
-            getattr(family, "discovers", False) for family, _ in lifted.environment.families
-        )
         self.elsewhere = False  # operands were committed to other devices once: from then on they are placed
 
     def __call__(self, *operands: Any) -> tuple[Any, Result]:
         moved: dict[int, Any] = {}
-        if not trace_state_clean():
-            dispatch = self.staged
-        else:
-            dispatch = self._dispatch
+        if trace_state_clean():
             operands, moved = self._place(operands)
         while True:
             try:
-                if self.discover:
-                    jax.eval_shape(self.touch, *operands)
-                    self.discover = False
-                out, result = dispatch(*operands)
+                out, result = self._dispatch(operands)
                 return out, with_moved(result, moved) if moved else result
             except _NeedSpecs as need:
                 self.more = self._recipe_specs(need)
                 self._compile()
-                dispatch = self.staged if dispatch is not self._dispatch else dispatch
             except (TypeError, ValueError) as error:
+                if self._alone(error):
+                    self.check_vma = False
+                    self._compile()
+                    continue
                 self._explain(error)
                 raise
 
-    def _compile(self) -> None:
-        """One `jax.jit` for calls inside another trace and one for eager calls, whose results lie as was asked."""
-        self.staged = self.jitted = jax.jit(self.run)
-        partly = set(self.options.axis_names) not in (set(), set(self.options.mesh.axis_names))
-        if self.lifted.needs_recipe or self.explicit or partly or not isinstance(self.options.mesh, jax.sharding.Mesh):
-            return
-        results = jax.tree.map(self._named, _results(self.options.out_specs), is_leaf=is_prefix_leaf)
-        self.jitted = jax.jit(self.run, out_shardings=(results, None))
-
-    def _named(self, spec: Any) -> NamedSharding:
-        return NamedSharding(self.options.mesh, spec)
-
-    def _dispatch(self, *operands: Any) -> tuple[Any, Result]:
+    def _dispatch(self, operands: Any) -> tuple[Any, Result]:
+        if not trace_state_clean():  # while JAX only records, a `jit` in between would cost time and say nothing more
+            return self.run(*operands) if is_staged(current_trace()) else self.staged(*operands)
         if not self.elsewhere:
             try:
                 return self.jitted(*operands)
@@ -96,6 +83,23 @@ class Mapped:
         donated, *inputs = operands
         placed = _over(lambda spec, x: jax.device_put(x, self._named(spec)), self._specs(), self._inputs(*inputs))
         return self.jitted(donated, *placed)
+
+    def _compile(self) -> None:
+        """One `jax.jit` for calls under grad or vmap and one for eager calls, whose results lie as was asked."""
+        self.staged = self.jitted = jax.jit(self.run)
+        partly = self.manual != list(map(str, self.options.mesh.axis_names))
+        if self.lifted.needs_recipe or self.explicit or partly or not isinstance(self.options.mesh, jax.sharding.Mesh):
+            return
+        results = jax.tree.map(self._named, _results(self.options.out_specs), is_leaf=is_prefix_leaf)
+        self.jitted = jax.jit(self.run, out_shardings=(results, None))
+
+    def _alone(self, error: Exception) -> bool:
+        """Did JAX only miss that what varies between shards does not, where there is just one?"""
+        shape = dict(zip(map(str, self.options.mesh.axis_names), self.options.mesh.axis_sizes, strict=True))
+        return self.check_vma and "out_specs" in str(error) and all(shape[name] == 1 for name in self.manual)
+
+    def _named(self, spec: Any) -> NamedSharding:
+        return NamedSharding(self.options.mesh, spec)
 
     def _place(self, operands: Any) -> tuple[Any, dict[int, Any]]:
         """Put cells on the mesh where their specs want them; those that moved are stored, so that they move once."""
@@ -118,7 +122,7 @@ class Mapped:
         strayed = [
             n
             for n, (leaf, have, want) in enumerate(zip(leaves, now, wanted, strict=True))
-            if have is not None and not have.is_equivalent_to(want, leaf.ndim)
+            if have is None or not have.is_equivalent_to(want, leaf.ndim)
         ]
         self.seen = [wanted[n] if n in set(strayed) else have for n, have in enumerate(now)]
         if not strayed:
@@ -163,15 +167,6 @@ class Mapped:
         effects = traced[-1]
         return out, Result(effects, [*(by_cell[place] for place in effects.written), *more])
 
-    def touch(self, donated: Any, *inputs: Any) -> None:
-        """Trace once at local shapes for the cells it touches: results and what is written are not looked at."""
-
-        def local(*inputs: Any) -> tuple[()]:
-            self.lifted.run((), *inputs)
-            return ()
-
-        self._map(local, (), self._inputs(*inputs))
-
     def _map(self, local: Callable[..., Any], out_specs: Any, inputs: tuple[Any, ...]) -> Any:
         options = self.options
         context = get_abstract_mesh()
@@ -185,7 +180,7 @@ class Mapped:
             mesh=context if inside else options.mesh,  # which of its axes are Manual already, only the context knows
             in_specs=self._specs(),
             out_specs=out_specs,
-            check_vma=options.check_vma,
+            check_vma=self.check_vma,
             axis_names=set(options.axis_names),
         )(*inputs)
 
@@ -194,9 +189,8 @@ class Mapped:
         if not keys:
             return kept
         index: Any = 0
-        for name in map(str, self.options.mesh.axis_names):
-            if name in self.options.axis_names or not self.options.axis_names:
-                index = index * jax.lax.axis_size(name) + jax.lax.axis_index(name)
+        for name in self.manual:
+            index = index * jax.lax.axis_size(name) + jax.lax.axis_index(name)
 
         def fold(key: Any) -> Any:
             return jax.random.fold_in(jax.random.fold_in(key, _SHARDS), index)
@@ -205,7 +199,7 @@ class Mapped:
 
     def _advance(self, key: Any, value: Any) -> Any:
         """Where a random cell stands after a mapped call: the same on every shard, and never where it was."""
-        if self.options.check_vma and not jax.typeof(value).manual_axis_type.varying:
+        if self.check_vma and not jax.typeof(value).manual_axis_type.varying:
             return value  # not drawn from: set to something that is the same everywhere
         return _each_key(lambda one: jax.random.split(one)[0], key)
 

@@ -81,7 +81,7 @@ class ShardMapped:
         options = self._options
         mesh = required_mesh(options.mesh, "shard_map")
         assigned = assign(lift, lifted, gathered, options, mesh)
-        return Mapped(lifted, replace(options, mesh=mesh), assigned, discover=not lift.met)
+        return Mapped(lifted, replace(options, mesh=mesh), assigned)
 
 
 def shard_map(

@@ -96,7 +96,6 @@ class States:
     """The family of `brainstate.State`."""
 
     name = "brainstate"
-    discovers = True
 
     def spec(self, cell: Any) -> StateSpec:
         return StateSpec(cell)
