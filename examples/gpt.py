@@ -37,10 +37,9 @@ class Config:
 AXES = sx.PartitionAxis(hidden_state_axis="fsdp")
 RULES = [
     ("embed/embedding", [sx.VOCAB, None]),
-    ("position/embedding", None),
     ("(query|key|value|up)/kernel", [sx.EMBED, sx.TP]),
     ("(out|down)/kernel", [sx.TP, sx.EMBED]),
-    ("scale", None),
+    ("position/embedding|scale", None),
     ("tokens", [sx.BATCH, None]),
 ]
 
@@ -56,8 +55,7 @@ class Attention(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         q, k, v = (part(x).reshape(*x.shape[:2], self.heads, -1) for part in (self.query, self.key, self.value))
-        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.reshape(x.shape))
+        return self.out(jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape))
 
 
 class Block(nnx.Module):
@@ -116,34 +114,23 @@ def case(config: Config = Config()) -> sx.Case:
     return sx.Case(train_step, (*state.values(), tokens), RULES, axes=AXES, mesh="dp=2,fsdp=2,tp=2")
 
 
-def windows(config: Config) -> np.ndarray:
-    """Every window of the text that begins at a multiple of 8, as bytes."""
-    text = np.frombuffer(Path(__file__).with_name("sonnets.txt").read_bytes(), np.uint8)
-    return np.lib.stride_tricks.sliding_window_view(text, config.length + 1)[::8]
-
-
-def save(folder: Path, state: dict, layout: sx.Layout, feed: sx.Feed) -> None:
-    """A checkpoint: the place in the data first, so that a complete checkpoint has one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if jax.process_index() == 0:
-        (folder / f"feed-{feed.global_step}.json").write_text(json.dumps(feed.state()))
-    sx.save_checkpoint(folder, state, layout=layout, step=feed.global_step)
-
-
 def train(steps: int, folder: Path | None = None, config: Config = Config()) -> Iterator[tuple[int, float]]:
     """Train up to a step, from the last checkpoint in the folder if there is one; yields steps and losses."""
     layout = sx.layout(nnx.eval_shape(lambda: make(config)), RULES, axes=AXES)
-    saved = folder is not None and any(folder.glob("feed-*.json"))
+    text = np.frombuffer(Path(__file__).with_name("sonnets.txt").read_bytes(), np.uint8)
+    windows = np.lib.stride_tricks.sliding_window_view(text, config.length + 1)[::8]
+    saved = folder is not None and any(path.name.isdigit() for path in folder.glob("*"))
     state = sx.restore_checkpoint(folder, layout) if saved else sx.init(make, config, layout=layout)
-    with sx.Feed(
-        windows(config), AXES.resolve_spec([sx.BATCH], sx.MODE_TRAIN), config.batch, seed=0, epochs=None
-    ) as feed:
+    with sx.Feed(windows, AXES.resolve_spec([sx.BATCH], sx.MODE_TRAIN), config.batch, seed=0, epochs=None) as feed:
         if saved:
             feed.restore(json.loads((folder / f"feed-{int(state['optimizer'].step[...])}.json").read_text()))
         for tokens in feed:
             yield feed.global_step, float(train_step(**state, tokens=tokens))
             if folder is not None and feed.global_step % 20 == 0:
-                save(folder, state, layout, feed)
+                folder.mkdir(parents=True, exist_ok=True)
+                if jax.process_index() == 0:  # the place in the data first: a checkpoint that is complete has one
+                    (folder / f"feed-{feed.global_step}.json").write_text(json.dumps(feed.state()))
+                sx.save_checkpoint(folder, state, layout=layout, step=feed.global_step)
             if feed.global_step == steps:
                 return
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardax.cli.answer import Answer
 from shardax.cluster.launch import launch as launch_processes
-from shardax.errors import CommandError
+from shardax.errors import CommandError, did_you_mean
 from shardax.names.mesh import MeshSpec
 from shardax.names.mesh_build import describe
 from shardax.proving.chips import Chip, chip, chips
@@ -24,6 +24,8 @@ from shardax.tables import Table, show_bytes
 def mesh(text: str, target: str | None, axis: str | None) -> Answer:
     """A mesh on the devices of a target, or on abstract ones."""
     spec = MeshSpec.of(text)
+    if axis is not None and axis not in spec.names:
+        raise CommandError(f"no axis {axis!r} in mesh {spec}{did_you_mean(axis, spec.names)}")
     if target is None:
         if -1 in spec.sizes:
             raise CommandError(f"mesh {spec} has no size yet", remedy="--target says how many devices: tpu:v5e:4x4")

@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -56,8 +56,8 @@ class Program:
         return Program(Path(os.path.relpath(self.module, folder)).as_posix(), self.function)
 
     def load(self) -> Case:
-        """Import the module, call the function, and look at what it returns."""
-        with quiet_start(), _no_exit(self.module):
+        """Import the module, call the function, look at what it returns; what it prints goes to standard error."""
+        with quiet_start(), _no_exit(self.module), redirect_stdout(sys.stderr):
             module = _import_file(Path(self.module)) if self.is_file else _import(self.module)
             found = self._find(module)
             made = found if isinstance(found, Case) else self._call(found)

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,18 +34,37 @@ class Run:
         return min(self.losses)
 
 
-def run_job(
-    mesh: str,
-    steps: int,
-    folder: Path,
-    on_step: Callable[[int, float], None],
-    kill_after: int | None = None,
-    devices: int = 8,
-) -> Run:
+@dataclass(frozen=True)
+class Job:
+    """What the processes train: the sizes of the model, the mesh over all their devices, and where checkpoints go."""
+
+    mesh: str
+    sizes: Mapping[str, int]
+    steps: int
+    folder: Path
+    devices: int = 8
+
+    @property
+    def command(self) -> list[str]:
+        """What each process runs."""
+        model = json.dumps(dict(self.sizes))
+        return ["-m", "shardax.demo.worker", self.mesh, model, str(self.steps), str(self.folder / "checkpoints")]
+
+    @property
+    def compiles_once(self) -> dict[str, str]:
+        """The second life of the job runs what the first has compiled."""
+        return {
+            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+
+
+def run_job(job: Job, on_step: Callable[[int, float], None], kill_after: int | None = None) -> Run:
     """Launch the processes; with `kill_after`, one of them gets SIGKILL once it has done that step."""
     output = _Output(on_step, kill_after)
-    command = ["-m", "shardax.demo.worker", mesh, str(steps), str(folder)]
-    code = launch(command, PROCESSES, devices // PROCESSES, grace=2, output=output)
+    each = job.devices // PROCESSES
+    code = launch(job.command, PROCESSES, each, env=job.compiles_once, grace=2, output=output)
     killed = kill_after is not None and output.killed
     if code and not killed:
         lines = [Offence("", line) for line in output.lines[-LAST_LINES:]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax
@@ -22,7 +22,7 @@ from shardax.cluster.simulate import simulate
 from shardax.demo import example
 from shardax.demo.bar import TrainingBar
 from shardax.demo.equal import compare
-from shardax.demo.job import PROCESSES, Losses, Run, run_job
+from shardax.demo.job import PROCESSES, Job, Losses, Run, run_job
 from shardax.errors import plural
 from shardax.names.layout import Layout
 from shardax.names.mesh_build import make_mesh
@@ -50,10 +50,12 @@ class Plan:
     targets: tuple[str, ...] = TARGETS
     steps: int = 40
     kill_after: int = 28
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     words: str = "about a minute"
 
 
-QUICK = Plan(targets=("cpu:8",), steps=24, kill_after=22, words="half a minute")
+SMALL = {"width": 64, "layers": 1, "length": 32, "batch": 16}
+QUICK = Plan(targets=("cpu:8",), steps=24, kill_after=22, sizes=SMALL, words="half a minute")
 
 
 def demo(folder: Path, *, quick: bool = False) -> Answer:
@@ -65,14 +67,16 @@ def demo(folder: Path, *, quick: bool = False) -> Answer:
     with quiet_start():
         simulate(DEVICES)
         mesh = make_mesh(MESH, devices=jax.devices()[:DEVICES])
-        case: Case = example.load().case()
+        gpt = example.load()
+        config = gpt.Config(**plan.sizes)
+        case: Case = gpt.case(config)
     _chapter("The mesh: eight devices, three axes")
     show(draw_mesh(mesh))
-    _chapter("Where every array goes: six rules for parameters, optimiser and batch")
+    _chapter("Where every array goes: five rules for parameters, optimiser and batch")
     layout = case.lay_out(mesh)
     show(_largest(layout, 8), _drawn(layout, "up/kernel"))
     proofs = _prove(case, plan.targets)
-    alone = _train_here(plan, mesh)
+    alone = _train_here(plan.steps, mesh, gpt.train(plan.steps, config=config))
     lives = _train_in_processes(plan)
     equal = compare(alone, lives)
     show(equal.words)
@@ -134,14 +138,10 @@ def _prove(case: Case, names: Sequence[str]) -> list[Proof]:
     return proofs
 
 
-def _train_here(plan: Plan, mesh: jax.sharding.Mesh) -> Losses:
+def _train_here(steps: int, mesh: jax.sharding.Mesh, training: Generator[tuple[int, float]]) -> Losses:
     _chapter(f"Training for real: one process, {DEVICES} devices")
     losses: Losses = {}
-    with (
-        TrainingBar(console(), plan.steps) as bar,
-        jax.set_mesh(mesh),
-        closing(example.load().train(plan.steps)) as run,
-    ):
+    with TrainingBar(console(), steps) as bar, jax.set_mesh(mesh), closing(training) as run:
         bar.begin("one process")
         for step, loss in run:
             losses[step] = loss
@@ -154,11 +154,12 @@ def _train_in_processes(plan: Plan) -> tuple[Run, Run]:
     _chapter(f"Again in {PROCESSES} processes with checkpoints, and one is killed on the way")
     with tempfile.TemporaryDirectory(prefix="shardax-demo-") as name, TrainingBar(console(), plan.steps) as bar:
         bar.begin(f"{PROCESSES} processes")
-        first = run_job(MESH, plan.steps, Path(name), bar.reach, plan.kill_after)
+        job = Job(MESH, plan.sizes, plan.steps, Path(name), DEVICES)
+        first = run_job(job, bar.reach, plan.kill_after)
         bar.end()
         _say(f"kill -9: {first.last_words}", style="yellow")
         bar.begin("launched again")
-        second = run_job(MESH, plan.steps, Path(name), bar.reach)
+        second = run_job(job, bar.reach)
     return first, second
 
 

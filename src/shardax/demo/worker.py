@@ -21,15 +21,16 @@ def say(**facts: object) -> None:
     os.write(1, f"\n{json.dumps(facts)}\n".encode())
 
 
-def main(mesh: str, steps: int, folder: Path) -> None:
+def main(mesh: str, sizes: dict[str, int], steps: int, folder: Path) -> None:
     """Join the job and train."""
+    gpt = example.load()
     cluster = sx.initialize()
     say(pid=os.getpid(), rank=cluster.rank)
     with jax.set_mesh(sx.make_mesh(mesh)), sx.guard() as guard:
-        for step, loss in example.load().train(steps, folder):
+        for step, loss in gpt.train(steps, folder, gpt.Config(**sizes)):
             guard.step(step)
             say(step=step, loss=loss)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,34 @@
+"""The demo through its entry point: nothing on the screen but what it has to say, and everything it says is so."""
+
+import re
+
+
+def test_the_demo_trains_is_killed_and_goes_on_as_if_nothing_had_been(command, folder):
+    told = command("demo", "--quick", "--output", "shown")
+    assert (told.code, told.err) == (0, "")
+    assert not re.search(r"warning|traceback|\[gloo\]|W\d{4} ", told.out, flags=re.IGNORECASE)
+    assert told.out.startswith("shardax 0.1.0: ")
+    chapters = re.findall(r"^(.+?) ─+$", told.out, flags=re.MULTILINE)
+    assert len(chapters) == 6 and chapters[-1] == "Try next"
+    assert "model/blocks/0/up/kernel" in told.out and "all-reduce over tp" in told.out
+    assert re.search(r"kill -9: shardax guard: rank 1 of 2 .* was killed", told.out)
+    assert "steps done twice, before the kill and after the resume: 2, equal bit for bit" in told.out
+    assert re.search(r"all 24 losses equal to the undisturbed run's", told.out)
+    page = (folder / "shown" / "index.html").read_text()
+    assert "resumed" in page and "model/blocks/0/up/kernel" in page
+    next_commands = [
+        line.split() for line in told.out.partition("Try next")[2].splitlines() if line.startswith("  shardax")
+    ]
+    assert len(next_commands) == 3
+    layout, _, mesh = next_commands
+    assert command(*layout[1:]).code == 0
+    assert command("mesh", mesh[2].strip('"'), *mesh[3:]).code == 0
+
+
+def test_what_the_demo_needs_is_said(monkeypatch, quickly):
+    from shardax.demo import example
+
+    monkeypatch.setitem(example.NEEDED, "not_there_at_all", "some-distribution")
+    ended = quickly("demo")
+    assert (ended.code, ended.out) == (2, "")
+    assert "some-distribution: is not installed" in ended.err and 'pip install "shardax[demo]"' in ended.err
