@@ -80,9 +80,9 @@ def is_staged(trace: Any, outer: Any = None) -> bool:
     return False
 
 
-def jit_cache_size(jitted: Any) -> int:
-    """How many signatures a jitted function has compiled: it grows exactly when a call was not a repeated one."""
-    return jitted._cache_size()
+def compilations_of(jitted: Any) -> Callable[[], int]:
+    """Counts the signatures that a jitted function has compiled: it grows exactly when a call was not a repeated one."""
+    return jitted._cache_size
 
 
 # ---- lowering here, compiling elsewhere (proving) -------------------------------------------------------------------

@@ -6,14 +6,13 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from shardax._compat import jit_cache_size
+from shardax._compat import compilations_of
 from shardax.names.mesh import current_mesh
 from shardax.state.effects import Result, with_moved
 from shardax.state.lift import Gathered, Lift
@@ -27,6 +26,7 @@ from shardax.state.prefixes import (
     needs_mesh,
     per_argument,
 )
+from shardax.state.program import Pick, picker
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,6 @@ def _jit(lifted: Lifted, options: JitOptions, assigned: list[Any] | None, run: A
         return jax.jit(run, device=options.device, backend=options.backend, **arguments)
 
 
-_get_sharding = attrgetter("sharding")
-
-
 class Keeper:
     """Calls a jitted function and sees to it that cells come back with the sharding they went in with.
 
@@ -174,70 +171,87 @@ class Keeper:
     def __init__(self, lifted: Lifted, options: JitOptions, assigned: list[Any] | None) -> None:
         self.lifted, self.options, self.assigned = lifted, options, assigned
         self.jitted = _jit(lifted, options, assigned)
+        self.compilations = compilations_of(self.jitted)
         self.variants: dict[Any, Any] = {}
+        self.last: tuple[list[Any], Any] = ([], self.jitted)  # shardings, and the variant for them
+        self.where = {place: number for number, place in enumerate(lifted.order)}
         self.placed = sorted(lifted.pins)
+        self.pick = picker([self.where[place] for place in self.placed], lifted.size)
         self.wanted = [lifted.pins[place] for place in self.placed]
+        self.careful = bool(self.placed)
         self.seen = self.wanted  # the objects that equalled them last: compared by identity, at C speed
-        self.get = {place: (0, n) for n, place in enumerate(sorted(lifted.donate))}
-        kept = [place for place in range(lifted.size) if place not in lifted.donate]
-        self.get.update({place: (1, n) for n, place in enumerate(kept)})
 
     def __call__(self, *operands: Any) -> tuple[Any, Result]:
+        return self.call(*operands)
+
+    def call(self, donated: Any, kept: Any, plain: Any, named: Any, *given: Any) -> tuple[Any, Result]:
+        """One call: it says what it takes, and is no `__call__`, because both save time."""
+        if self.careful or given:
+            return self._call_with_care((donated, kept, plain, named, *given))
+        before = self.compilations()
+        outcome = self.jitted(donated, kept, plain, named)
+        if self.compilations() != before:
+            return outcome[0], self._keep(self._shardings((donated, kept)), outcome[1])
+        return outcome
+
+    def _call_with_care(self, operands: Any) -> tuple[Any, Result]:
         moved: dict[int, Any] = {}
-        if self.wanted:
-            operands, moved = self._place(operands)
-        jitted = self.variants.get(self._key(operands), self.jitted) if self.variants else self.jitted
-        before = jit_cache_size(jitted)
-        inputs = self._shardings(operands) if self.lifted.donate else None
+        if self.pick is not None:
+            operands, moved = self._place(operands, self.pick)
+        jitted = self._variant(operands) if self.variants else self.jitted
+        compilations = compilations_of(jitted)
+        before = compilations()
         out, result = jitted(*operands)
-        if jit_cache_size(jitted) != before:
-            result = self._keep(inputs or self._shardings(operands), operands, result)
+        if compilations() != before:
+            result = self._keep(self._shardings(operands), result)
         return out, with_moved(result, moved) if moved else result
 
-    def _value(self, operands: Any, place: int) -> Any:
-        part, number = self.get[place]
-        return operands[part][number]
+    def _variant(self, operands: Any) -> Any:
+        now = [getattr(value, "sharding", None) for value in (*operands[0], *operands[1])]
+        shardings, jitted = self.last
+        if now != shardings:
+            jitted = self.variants.get(tuple(self._shardings(operands).items()), self.jitted)
+            self.last = (now, jitted)
+        return jitted
 
     def _shardings(self, operands: Any) -> dict[int, Any]:
-        """The shardings of cells that are spread over a mesh."""
+        """The shardings of cells that are spread over a mesh; donated arrays still know theirs."""
+        inputs = (*operands[0], *operands[1])
         found: dict[int, Any] = {}
         for place in range(self.lifted.cells):
-            sharding = getattr(self._value(operands, place), "sharding", None)
+            sharding = getattr(inputs[self.where[place]], "sharding", None)
             if isinstance(sharding, NamedSharding) and sharding.num_devices > 1:
                 found[place] = sharding
         return found
 
-    def _key(self, operands: Any) -> Any:
-        return tuple(self._shardings(operands).items())
-
-    def _place(self, operands: Any) -> tuple[Any, dict[int, Any]]:
+    def _place(self, operands: Any, pick: Pick) -> tuple[Any, dict[int, Any]]:
         """Put the cells that `in_shardings` speaks of where it says; those that moved are to be stored."""
-        values = [self._value(operands, place) for place in self.placed]
+        donated, kept = operands[0], operands[1]
+        values = pick((*donated, *kept) if donated else kept)
         try:
-            now = list(map(_get_sharding, values))
+            now = [value.sharding for value in values]
         except AttributeError:  # a number or a NumPy array, which has none
             now = [getattr(value, "sharding", None) for value in values]
         if now == self.seen:
             return operands, {}
         if any(isinstance(value, (Tracer, jax.ShapeDtypeStruct)) for value in values):
             return operands, {}
-        moved = {
-            place: want
-            for place, have, want in zip(self.placed, now, self.wanted, strict=True)
+        moved = [
+            number
+            for number, (have, want) in enumerate(zip(now, self.wanted, strict=True))
             if have is None or have != want
-        }
+        ]
         if not moved:
             self.seen = now
             return operands, {}
-        arrays = jax.device_put([self._value(operands, place) for place in moved], list(moved.values()))
-        new = dict(zip(moved, arrays, strict=True))
-        parts = [list(operands[0]), list(operands[1])]
+        arrays = jax.device_put([values[number] for number in moved], [self.wanted[number] for number in moved])
+        new = dict(zip([self.placed[number] for number in moved], arrays, strict=True))
+        inputs = [*donated, *kept]
         for place, array in new.items():
-            part, number = self.get[place]
-            parts[part][number] = array
-        return (tuple(parts[0]), parts[1], *operands[2:]), new
+            inputs[self.where[place]] = array
+        return (type(donated)(inputs[: len(donated)]), type(kept)(inputs[len(donated) :]), *operands[2:]), new
 
-    def _keep(self, inputs: dict[int, Any], operands: Any, result: Result) -> Result:
+    def _keep(self, inputs: dict[int, Any], result: Result) -> Result:
         """After a compilation: hold what came back elsewhere to where it came from."""
         values = list(result.values)
         strayed: dict[int, Any] = {}
@@ -252,4 +266,5 @@ class Keeper:
             return result
         run = functools.partial(self.lifted.run_pinned, {**self.lifted.pins, **strayed})
         self.variants[tuple(inputs.items())] = _jit(self.lifted, self.options, self.assigned, run)
+        self.last, self.careful = ([], self.jitted), True
         return Result(result.effects, values)

@@ -59,7 +59,8 @@ class Result:
     __slots__ = ("effects", "values")
 
     def __init__(self, effects: Effects, values: Sequence[Any]) -> None:
-        self.effects, self.values = effects, values
+        self.effects = effects
+        self.values = values
 
 
 jax.tree_util.register_pytree_node(Result, lambda result: (result.values, result.effects), Result)

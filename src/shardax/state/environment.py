@@ -28,6 +28,11 @@ class Watch:
         self.mappings: list[tuple[Any, Callable[[Any], Any], tuple[Any, ...]]] = []
         self.closures: list[tuple[types.CellType, Any]] = []
 
+    @property
+    def watches(self) -> bool:
+        """Is there anything to look after?"""
+        return bool(self.lists or self.mappings or self.closures)
+
     def holds(self) -> bool:
         """Does every place still hold the same object?"""
         try:

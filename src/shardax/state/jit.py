@@ -35,12 +35,13 @@ class JitWrapped:
         graph = (options.graph, options.graph_updates)
         key = mesh_key if options.needs_mesh else None
         self._lift = Lift(function, Options(title, static, donate, graph, key), self._compile)
+        self._call = self._lift.__call__  # bound once: a call of an object costs one look-up more
         self._retraces = Retraces(self._lift)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for take_note in called:
             take_note()
-        return self._lift(args, kwargs)
+        return self._call(args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else BoundJit(self, instance)

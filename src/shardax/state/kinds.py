@@ -49,6 +49,7 @@ class Kind:
     mapping: Callable[[Any], dict[Any, Any]] | None = None
     sequence = False
     ignored: frozenset[str] = frozenset()  # keys of `mapping` that are no children
+    guarded: tuple[str, ...] = ()  # those of them on which the structure depends: compared in the steady state
 
     def open(self, node: Any, mode: Mode) -> Opened:
         raise NotImplementedError

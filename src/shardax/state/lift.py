@@ -21,23 +21,22 @@ How a framework plugs in (`frameworks/`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import jax
 
 from shardax._compat import trace_state_clean
-from shardax.state.cells import Family
+from shardax.errors import ShardaxError
 from shardax.state.effects import Result, carry_out, is_ref
-from shardax.state.environment import Watch, closed_over
+from shardax.state.environment import closed_over
 from shardax.state.faults import explain
 from shardax.state.forms import NONE_CHOSEN, Chosen, Form, form_of, root_names
-from shardax.state.graph import Graph, Survey, survey
+from shardax.state.graph import Graph, survey
 from shardax.state.kinds import holds_cells, role_of
 from shardax.state.lifted import Environment, Lifted, Misplaced, NewlyMet, Recompile, flat_arguments
-from shardax.state.program import Match, Program
+from shardax.state.plan import Gathered, Plan, split
 
 _KEPT = 512  # structures
 _KEPT_CLOSURES = 4  # sets of closed-over cells, which are kept alive
@@ -55,140 +54,10 @@ class Options:
     context: Callable[[], Any] | None = None  # what else the lifted function depends on, as a hashable value
 
 
-@dataclass
-class Gathered:
-    """One call, split: the values that go in and the objects that results go to."""
-
-    lifted: Lifted
-    values: Sequence[Any]  # the inputs, in the order of `Lifted`
-    cells: Sequence[Any]
-    nodes: Callable[[int], Any]
-    leaves: Sequence[Any]
-    plain: Sequence[Any]
-    named: dict[str, Any]
-    given: tuple[Any, Any] | None
-
-    def operands(self) -> tuple[Any, ...]:
-        """The arguments of the compiled function."""
-        donated, kept = self.lifted.part(self.values)
-        if self.given is None:
-            return donated, kept, self.plain, self.named
-        return donated, kept, self.plain, self.named, self.given
-
-
-class Plan:
-    """The verified way from the arguments of one structure to the inputs of one compiled function."""
-
-    __slots__ = ("context", "families", "form", "lifted", "own", "pinned", "plain", "program", "roots", "watch")
-
-    def __init__(self, lifted: Lifted, found: Survey, watch: Watch, cells: Sequence[Any], context: Any) -> None:
-        form = lifted.form
-        self.context = context
-        self.lifted, self.form, self.watch = lifted, form, watch
-        self.program = Program(found) if found.levels else None
-        self.own = None if len(lifted.own) == len(found.cells) else lifted.own
-        self.pinned = [(place, lifted.environment.cells[number]) for place, number in lifted.pinned.items()]
-        self.families = _families(cells)
-        self.plain = None if len(form.plain) == form.count else _taker(form.plain)
-        self.roots = _taker(form.stateful)
-
-    def match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gathered | None:
-        """Everything the call needs, or None where the arguments are not what they were."""
-        form, lifted = self.form, self.lifted
-        if not self.watch.holds() or not form.static_alike(args, kwargs):
-            return None
-        cells: Sequence[Any] = ()
-        match = _NO_MATCH
-        if self.program is not None:
-            roots = self.roots(args)
-            if form.stateful_names:
-                roots = [*roots, *[kwargs[name] for name in form.stateful_names]]
-            match = self.program.match(roots)
-            if match is None:
-                return None
-            cells = match.cells
-            if lifted.pinned or lifted.environment.cells:
-                joined = self._with_environment(cells)
-                if joined is None:
-                    return None
-                cells = joined
-        else:
-            cells = lifted.environment.cells
-        values: Sequence[Any] = []  # a list always: to jax a tuple would be another structure
-        for family, run, snapshot in self.families:
-            read = family.read_all(cells if run is None else cells[run], snapshot)
-            if read is None:
-                return None
-            values = read if run is None else [*values, *read]
-        if match.leaves:
-            values = [*values, *match.leaves]
-        return Gathered(
-            lifted, values, cells, _Numbered(match.nodes), match.leaves, *_plain(form, self.plain, args, kwargs)
-        )
-
-    def _with_environment(self, cells: Sequence[Any]) -> Sequence[Any] | None:
-        environment = self.lifted.environment
-        for place, cell in self.pinned:
-            if cells[place] is not cell:
-                return None
-        if self.own is not None:
-            cells = [cells[place] for place in self.own]
-        if environment.cells and not environment.identities.keys().isdisjoint(map(id, cells)):
-            return None
-        return [*cells, *environment.cells]
-
-
-class _Numbered:
-    """Finds a node of a match by its number."""
-
-    __slots__ = ("groups",)
-
-    def __init__(self, groups: list[Sequence[Any]]) -> None:
-        self.groups = groups
-
-    def __call__(self, number: int) -> Any:
-        for group in self.groups:
-            if number < len(group):
-                return group[number]
-            number -= len(group)
-        raise IndexError(number)
-
-
-_NO_MATCH = Match((), (), [])
-
-
-def _taker(places: tuple[int, ...]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    if not places:
-        return lambda _: ()
-    if len(places) == 1:
-        return lambda args, place=places[0]: (args[place],)
-    return itemgetter(*places)
-
-
-def _plain(form: Form, take: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
-    plain = args if take is None else take(args)
-    if not (form.stateful_names or form.static_names or form.donated_names):
-        named = kwargs
-    else:
-        named = {name: kwargs[name] for name in form.plain_names}
-    given = None
-    if form.donated or form.donated_names:
-        given = (tuple(args[place] for place in form.donated), {name: kwargs[name] for name in form.donated_names})
-    return plain, named, given
-
-
-def _families(cells: Sequence[Any]) -> list[tuple[Family, slice | None, Any]]:
-    runs: list[tuple[Family, slice | None, Any]] = []
-    start = 0
-    for place, cell in enumerate(cells):
-        family = role_of(type(cell))
-        if place + 1 == len(cells) or role_of(type(cells[place + 1])) is not family:
-            run = slice(start, place + 1)
-            runs.append((family, run, family.snapshot(cells[run])))
-            start = place + 1
-    if len(runs) == 1:
-        return [(runs[0][0], None, runs[0][2])]
-    return runs
+def types_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The types of all arguments: what plans are kept under."""
+    types = tuple(map(type, args))
+    return (types, tuple(kwargs), tuple(map(type, kwargs.values()))) if kwargs else types
 
 
 class Lift:
@@ -196,6 +65,7 @@ class Lift:
 
     def __init__(self, function: Callable[..., Any], options: Options, compile: Callable[..., Callable[..., Any]]):
         self.function, self.options, self.compile = function, options, compile
+        self.context = options.context
         self.lifted: dict[Any, Lifted] = {}
         self.plans: dict[Any, tuple[Plan, ...]] = {}
         self.met: list[Any] = []  # closed-over cells that only tracing found
@@ -207,35 +77,65 @@ class Lift:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not trace_state_clean():
             return self._inside(args, kwargs)
-        gathered = self.find(args, kwargs) or self.prepare(args, kwargs)
+        plans = self.plans.get(types_of(args, kwargs) if kwargs else tuple(map(type, args)))
+        if not plans or (self.context is not None and plans[0].context != self.context()):
+            return self._call(args, kwargs)
+        plan = plans[0]  # the one that did last, in as few steps as can be
+        lifted, found = plan.lifted, plan.gather(args, kwargs)
+        call = lifted.call
+        if found is None or call is None or not plan.plain:
+            return self._call(args, kwargs)
+        values, cells, _ = found
+        donated, kept = lifted.part(values) if lifted.split is not None else ((), values)
+        try:
+            out, result = call(donated, kept, args if plan.take is None else plan.take(args), kwargs)
+        except (NewlyMet, Misplaced, Recompile, TypeError, ValueError) as error:
+            self._learn(error, plan.split(found, args, kwargs), args, kwargs)
+            return self._call(args, kwargs, self.prepare(args, kwargs))
+        effects = result.effects
+        if effects.recipe is not None:
+            return self.finish(plan.split(found, args, kwargs), out, result)
+        for family, written, part in effects.writes(cells):
+            family.write_all(written(cells), result.values[part])
+        return out
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], gathered: Gathered | None = None) -> Any:
+        """A call from the beginning, for everything but a plain one that is like the last."""
+        gathered = gathered or self.find(args, kwargs) or self.prepare(args, kwargs)
         while True:
             try:
-                out, result = self.dispatch(gathered)
+                out, result = self.compiled(gathered)(*gathered.operands())
                 break
-            except NewlyMet as met:
-                self.meet(met.cells)
-            except Misplaced:
-                self.plans.pop(self._types(args, kwargs), None)
-            except Recompile:
-                gathered.lifted.compiled = None
-            except TypeError:
-                if not self._misplaced(gathered):
-                    raise
+            except (NewlyMet, Misplaced, Recompile, TypeError, ValueError) as error:
+                self._learn(error, gathered, args, kwargs)
             gathered = self.prepare(args, kwargs)
         return self.finish(gathered, out, result)
 
+    def _learn(self, error: Exception, gathered: Gathered, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take note of what a trace found out, so that the next one goes well; any other error is raised, explained."""
+        if isinstance(error, NewlyMet):
+            self.meet(error.cells)
+        elif isinstance(error, Misplaced):
+            self.plans.pop(types_of(args, kwargs), None)
+        elif isinstance(error, Recompile):
+            gathered.lifted.compiled = None
+        elif isinstance(error, ValueError) or not holds_cells((gathered.plain, gathered.named)):
+            self._explain(error, gathered)
+            raise error
+
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gathered | None:
-        """The call by a plan made earlier, if one still fits."""
-        key = self._types(args, kwargs)
-        context = self.options.context() if self.options.context is not None else None
-        for place, plan in enumerate(self.plans.get(key, ())):
+        """The call by a plan made earlier, if one still fits; the one that did last is tried first."""
+        plans = self.plans.get(types_of(args, kwargs))
+        if plans is None:
+            return None
+        context = None if self.context is None else self.context()
+        for plan in plans:
             if context is not None and plan.context != context:
                 continue
             gathered = plan.match(args, kwargs)
             if gathered is not None:
-                if place:
-                    plans = self.plans[key]
-                    self.plans[key] = (plan, *[other for other in plans if other is not plan])
+                if plan is not plans[0]:
+                    self.plans[types_of(args, kwargs)] = (plan, *[other for other in plans if other is not plan])
                 return gathered
         return None
 
@@ -244,9 +144,15 @@ class Lift:
         try:
             return self.compiled(gathered)(*gathered.operands())
         except (TypeError, ValueError) as error:
-            given = flat_arguments(gathered.lifted, gathered.plain, gathered.named)
-            explain(error, zip(gathered.lifted.input_names(), gathered.values, strict=True), given)
+            self._explain(error, gathered)
             raise
+
+    @staticmethod
+    def _explain(error: Exception, gathered: Gathered) -> None:
+        if isinstance(error, ShardaxError):
+            return
+        given = flat_arguments(gathered.lifted, gathered.plain, gathered.named)
+        explain(error, zip(gathered.lifted.input_names(), gathered.values, strict=True), given)
 
     def compiled(self, gathered: Gathered) -> Callable[..., Any]:
         """What the transform made of the lifted function of a call."""
@@ -256,16 +162,6 @@ class Lift:
             with lifted.lock:
                 compiled = lifted.compiled = lifted.compiled or self.compile(lifted, gathered)
         return compiled
-
-    @staticmethod
-    def _types(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not kwargs:
-            return tuple(map(type, args))
-        return tuple(map(type, args)), tuple(kwargs), tuple(map(type, kwargs.values()))
-
-    def _misplaced(self, gathered: Gathered) -> bool:
-        """Did a cell stand where the plan expected none, so that JAX refused it?"""
-        return holds_cells((gathered.plain, gathered.named))
 
     def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call under another trace: the same, by the frameworks' own rules for reading and writing there."""
@@ -299,16 +195,16 @@ class Lift:
             for place, cell in enumerate(found.cells)
             if id(cell) in environment.identities
         }
-        context = self.options.context() if self.options.context is not None else None
+        context = None if self.context is None else self.context()
         lifted = self._lifted(form, found.graph, environment, pinned, context)
         environment = lifted.environment
         cells = [found.cells[place] for place in lifted.own] + list(environment.cells)
         plan = Plan(lifted, found, watch, cells, context)
         if keep:
-            self._keep(self._types(args, kwargs), plan)
+            self._keep(types_of(args, kwargs), plan)
         values = [role_of(type(cell)).get(cell) for cell in cells] + found.leaves
         nodes = found.nodes.__getitem__
-        return Gathered(lifted, values, cells, nodes, found.leaves, *_plain(form, plan.plain, args, kwargs))
+        return Gathered(lifted, values, cells, nodes, found.leaves, *split(form, plan.take, args, kwargs))
 
     def _environment(self, reached: list[Any]) -> Environment:
         known = set(map(id, reached))

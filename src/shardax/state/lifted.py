@@ -79,12 +79,22 @@ class Lifted:
         self.updates = True  # are changes of structure carried out? (flax's `graph_updates`)
         self.on_recipe: Callable[[Recipe], None] | None = None  # refuses what a transform does not allow
         self.lock = threading.RLock()  # held while it is compiled
-        self.compiled: Callable[..., Any] | None = None
+        self.compiled = None
         self.on_trace: Callable[[Lifted, Sequence[Any], Any], None] | None = None
         self.traces = 0
         self.idle: frozenset[int] = frozenset()  # closed-over cells that the last trace did not touch
         self.last: Effects | None = None
         self.set_donation(frozenset())
+
+    @property
+    def compiled(self) -> Callable[..., Any] | None:
+        """What the transform made of `run`, once it has."""
+        return self._compiled
+
+    @compiled.setter
+    def compiled(self, compiled: Callable[..., Any] | None) -> None:
+        self._compiled = compiled
+        self.call: Callable[..., Any] | None = getattr(compiled, "call", compiled)  # bound: Python calls it faster
 
     def set_donation(self, donate: frozenset[int]) -> None:
         """Decide which inputs are donated; to be followed by compiling anew."""

@@ -8,25 +8,35 @@ static values meet again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
 from shardax.state.graph import Group, Level, Survey
-from shardax.state.kinds import DICT, Kind, same
+from shardax.state.kinds import DICT, same
 
 _flat = chain.from_iterable
 _dict_values = dict.values
+_tuple: Any = tuple.__new__  # makes a named tuple in half the time
 Pick = Callable[[Sequence[Any]], Sequence[Any]]
+Open = Callable[[Sequence[Any]], Sequence[Any] | None]
+"""From the objects of a level, the children of one group of nodes; None where a node is not as it was."""
 
 
 class Match(NamedTuple):
-    """What a program gathered: the cells and arrays of the arguments, and their nodes group by group."""
+    """What a program gathered: the cells and arrays of the arguments, and the objects of every level."""
 
     cells: Sequence[Any]
     leaves: Sequence[Any]
-    nodes: list[Sequence[Any]]
+    levels: Sequence[Sequence[Any]]
+    places: Sequence[tuple[int, int]]  # of every node: its level, and where it stands there
+
+    def node(self, number: int) -> Any:
+        """A node by its number."""
+        level, position = self.places[number]
+        return self.levels[level][position]
 
 
 def picker(positions: Sequence[int], size: int) -> Pick | None:
@@ -44,145 +54,198 @@ def everything(objects: Sequence[Any]) -> Sequence[Any]:
     return objects
 
 
-class _Members:
-    """Verifies the nodes of one group and gives their children."""
+# ---- opening nodes --------------------------------------------------------------------------------------------------
 
-    __slots__ = (
-        "check",
-        "children",
-        "extras",
-        "keys",
-        "kind",
-        "lengths",
-        "mapping",
-        "pick",
-        "single",
-        "statics",
-        "wide",
-    )
 
-    def __init__(self, group: Group, size: int) -> None:
-        kind = group.kind
-        self.kind: Kind = kind
-        self.pick = picker(group.positions, size)
-        self.mapping = kind.mapping
-        self.extras = group.extras
-        self.keys = group.keys
-        self.statics: list[Any] = list(_flat(group.statics))
-        self.lengths = [len(group.keys) + len(kind.ignored)] * len(group.nodes)
-        self.check, self.children = None, None
-        self.wide = self.single = False
-        if kind.mapping is not None:
-            taken = set(group.taken)
-            fixed = [key for index, key in enumerate(group.keys) if index not in taken]
-            moving = [group.keys[index] for index in group.taken]
-            self.check = itemgetter(*fixed) if fixed else None
-            self.single = len(fixed) == 1
-            self.children = itemgetter(*moving) if moving else None
-            self.wide = len(moving) > 1
-        elif kind is DICT:
-            self.keys = group.keys * len(group.nodes)
+def _opener(group: Group, size: int) -> Open:
+    kind = group.kind
+    pick = picker(group.positions, size) or everything
+    if kind.mapping is not None:
+        return _of_one_mapping(group) if len(group.nodes) == 1 else _of_mappings(group, pick)
+    if kind is DICT:
+        return _of_dicts(group.keys * len(group.nodes), pick)
+    if kind.sequence:
+        return _of_sequences([len(group.keys)] * len(group.nodes), pick)
+    return _by_opening(group, pick)
 
-    def open(self, nodes: Sequence[Any]) -> Sequence[Any] | None:
-        """The children that go on to the next level, or None where a node is not as it was."""
-        if self.mapping is not None:
-            return self._open_mappings(list(map(self.mapping, nodes)))
-        if self.kind is DICT:
-            if tuple(_flat(nodes)) != self.keys:
-                return None
-            return list(_flat(map(_dict_values, nodes)))
-        if self.kind.sequence:
-            if list(map(len, nodes)) != self.lengths:
-                return None
-            return list(_flat(nodes))
-        return self._open_slowly(nodes)
 
-    def _open_mappings(self, dicts: list[dict[Any, Any]]) -> Sequence[Any] | None:
-        if list(map(len, dicts)) != self.lengths:
+def _of_mappings(group: Group, pick: Pick) -> Open:
+    kind, mapping = group.kind, group.kind.mapping
+    assert mapping is not None
+    lengths = [len(group.keys) + len(kind.ignored)] * len(group.nodes)
+    fixed, moving = map(_values_of, _keys(group))
+    statics = [value for values in group.statics for value in values]
+    guards = [(itemgetter(name), [mapping(node)[name] for node in group.nodes]) for name in kind.guarded]
+
+    def open(objects: Sequence[Any]) -> Sequence[Any] | None:
+        held = list(map(mapping, pick(objects)))
+        if list(map(len, held)) != lengths:
             return None
-        if self.check is not None:
-            found = map(self.check, dicts)
-            if not all(map(is_, found if self.single else _flat(found), self.statics)):
+        if statics and not all(map(is_, _flat(map(fixed, held)), statics)):
+            return None
+        for guard, values in guards:
+            if list(map(guard, held)) != values:
                 return None
-        if self.children is None:
-            return ()
-        return list(_flat(map(self.children, dicts))) if self.wide else list(map(self.children, dicts))
+        return list(_flat(map(moving, held)))
 
-    def _open_slowly(self, nodes: Sequence[Any]) -> Sequence[Any] | None:
+    return open
+
+
+def _of_one_mapping(group: Group) -> Open:
+    kind, mapping, place = group.kind, group.kind.mapping, group.positions[0]
+    assert mapping is not None
+    length = len(group.keys) + len(kind.ignored)
+    fixed, moving = map(_values_of, _keys(group))
+    (statics,) = group.statics
+    guards = [(name, mapping(group.nodes[0])[name]) for name in kind.guarded]
+
+    def open(objects: Sequence[Any]) -> Sequence[Any] | None:
+        held = mapping(objects[place])
+        if len(held) != length or (statics and not all(map(is_, fixed(held), statics))):
+            return None
+        for name, value in guards:
+            if held[name] is not value and held[name] != value:
+                return None
+        return moving(held)
+
+    return open
+
+
+def _keys(group: Group) -> tuple[list[Any], list[Any]]:
+    """The keys of static children, and of those that go on to the next level."""
+    taken = set(group.taken)
+    fixed = [key for index, key in enumerate(group.keys) if index not in taken]
+    return fixed, [group.keys[index] for index in group.taken]
+
+
+def _values_of(keys: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+    """Takes the values of these keys from a mapping."""
+    if len(keys) > 1:
+        return itemgetter(*keys)
+    return (lambda held, key=keys[0]: (held[key],)) if keys else lambda held: ()
+
+
+def _of_dicts(keys: tuple[Any, ...], pick: Pick) -> Open:
+    def open(objects: Sequence[Any]) -> Sequence[Any] | None:
+        nodes = pick(objects)
+        return list(_flat(map(_dict_values, nodes))) if tuple(_flat(nodes)) == keys else None
+
+    return open
+
+
+def _of_sequences(lengths: list[int], pick: Pick) -> Open:
+    def open(objects: Sequence[Any]) -> Sequence[Any] | None:
+        nodes = pick(objects)
+        return list(_flat(nodes)) if list(map(len, nodes)) == lengths else None
+
+    return open
+
+
+def _by_opening(group: Group, pick: Pick) -> Open:
+    kind, keys, extras = group.kind, group.keys, group.extras
+
+    def open(objects: Sequence[Any]) -> Sequence[Any] | None:
         children: list[Any] = []
-        for node, extra in zip(nodes, self.extras, strict=True):
-            opened = self.kind.open(node, "auto")
-            if opened.keys != self.keys or not same(opened.extra, extra):
+        for node, extra in zip(pick(objects), extras, strict=True):
+            opened = kind.open(node, "auto")
+            if opened.keys != keys or not same(opened.extra, extra):
                 return None
             children.extend(opened.values)
         return children
 
+    return open
 
-class _Stage:
-    """Verifies the objects of one level and sorts them."""
 
-    __slots__ = ("cells", "groups", "leaves", "occurrences", "statics", "types", "values")
+# ---- the program ----------------------------------------------------------------------------------------------------
 
-    def __init__(self, level: Level) -> None:
-        size = len(level.objects)
-        self.types = list(map(type, level.objects))
-        self.cells = picker(level.cells, size)
-        self.leaves = picker(level.leaves, size)
-        self.statics = picker(level.statics, size)
-        self.values = [level.objects[position] for position in level.statics]
-        self.occurrences = picker(level.occurrences, size)
-        self.groups = [_Members(group, size) for group in level.groups]
+
+class _Stage(NamedTuple):
+    """What is verified of the objects of one level, and how they are sorted."""
+
+    types: list[type]
+    statics: Pick | None
+    values: list[Any]
+    cells: Pick | None
+    leaves: Pick | None
+    shared: Pick | None
+    openers: list[Open]
+
+
+def _stage(level: Level, sharable: set[type]) -> _Stage:
+    size, objects = len(level.objects), level.objects
+    return _Stage(
+        list(map(type, objects)),
+        picker(level.statics, size),
+        [objects[position] for position in level.statics],
+        picker(level.cells, size),
+        picker(level.leaves, size),
+        picker([position for position in level.occurrences if type(objects[position]) in sharable], size),
+        [_opener(group, size) for group in level.groups],
+    )
 
 
 class Program:
     """The verification of one structure. `match` answers with what it gathered, or None."""
 
-    __slots__ = ("distinct", "first", "last", "stages")
+    __slots__ = ("distinct", "first", "hashes", "last", "places", "stages")
 
     def __init__(self, found: Survey) -> None:
-        self.stages = [_Stage(level) for level in found.levels]
-        identities = [id(level.objects[place]) for level in found.levels for place in level.occurrences]
+        occurrences = [level.objects[place] for level in found.levels for place in level.occurrences]
+        counted = Counter(map(type, occurrences))
+        sharable = {cls for cls, count in counted.items() if count > 1}  # what is alone of its type cannot be shared
+        self.stages = [_stage(level, sharable) for level in found.levels]
+        self.places = [
+            (depth, position)
+            for depth, level in enumerate(found.levels)
+            for group in level.groups
+            for position in group.positions
+        ]
+        occurrences = [value for value in occurrences if type(value) in sharable]
+        identities = list(map(id, occurrences))
         seen: dict[int, int] = {}
         self.first = [seen.setdefault(identity, place) for place, identity in enumerate(identities)]
         self.distinct = len(seen)
         self.last = identities  # numbers, not references: equal numbers of live objects are equal sharing
+        by_identity = all(cls.__hash__ is object.__hash__ and cls.__eq__ is object.__eq__ for cls in sharable)
+        self.hashes = by_identity and self.distinct == len(identities)  # nothing shared: a set tells, and is faster
 
     def match(self, roots: Sequence[Any]) -> Match | None:
+        """Does everything below `roots` have the structure that was surveyed?"""
         try:
             return self._match(roots)
         except (KeyError, AttributeError, TypeError):  # a key, an attribute table or a length that is no longer there
             return None
 
-    def _match(self, roots: Sequence[Any]) -> Match | None:
-        objects = roots
+    def _match(self, objects: Sequence[Any]) -> Match | None:
         cells: Sequence[Any] = ()
         leaves: Sequence[Any] = ()
-        nodes: list[Sequence[Any]] = []
         occurrences: Sequence[Any] = ()
-        for stage in self.stages:
-            if list(map(type, objects)) != stage.types:
+        levels: list[Sequence[Any]] = []
+        for types, statics, values, cells_of, leaves_of, shared_of, openers in self.stages:
+            if list(map(type, objects)) != types:
                 return None
-            if stage.statics is not None and not all(map(is_, stage.statics(objects), stage.values)):
+            if statics is not None and not all(map(is_, statics(objects), values)):
                 return None
-            if stage.cells is not None:
-                cells = [*cells, *stage.cells(objects)] if cells else stage.cells(objects)
-            if stage.leaves is not None:
-                leaves = [*leaves, *stage.leaves(objects)] if leaves else stage.leaves(objects)
-            if stage.occurrences is not None:
-                found = stage.occurrences(objects)
-                occurrences = [*occurrences, *found] if occurrences else found
+            if cells_of is not None:
+                cells = [*cells, *cells_of(objects)] if cells else cells_of(objects)
+            if leaves_of is not None:
+                leaves = [*leaves, *leaves_of(objects)] if leaves else leaves_of(objects)
+            if shared_of is not None:
+                occurrences = [*occurrences, *shared_of(objects)] if occurrences else shared_of(objects)
+            levels.append(objects)
             following: Sequence[Any] = ()
-            for group in stage.groups:
-                members = group.pick(objects) if group.pick is not None else ()
-                nodes.append(members)
-                children = group.open(members)
+            for open in openers:
+                children = open(objects)
                 if children is None:
                     return None
                 following = [*following, *children] if following else children
             objects = following
-        if len(self.first) > 1 and list(map(id, occurrences)) != self.last and not self._shared_alike(occurrences):
+        if self.hashes:
+            if len(set(occurrences)) != self.distinct:
+                return None
+        elif list(map(id, occurrences)) != self.last and not self._shared_alike(occurrences):
             return None
-        return Match(cells, leaves, nodes)
+        return _tuple(Match, (cells, leaves, levels, self.places))
 
     def _shared_alike(self, occurrences: Sequence[Any]) -> bool:
         identities = list(map(id, occurrences))
