@@ -218,7 +218,8 @@ def carry_out(
             return leaves[place]
         if tag == "r":
             if place not in refs:
-                refs[place] = jax.new_ref(values[place])
+                value = values[place]
+                refs[place] = jax.new_ref(value) if isinstance(value, jax.Array) else value  # a shape stays a shape
             return refs[place]
         return values[place]
 

@@ -56,7 +56,7 @@ class JitWrapped:
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Trace without lowering."""
         traced, gathered = self._stage(args, kwargs)
-        return Traced(traced, self._lift, gathered)
+        return Traced(traced, self._lift, gathered, out_info(traced, gathered))
 
     def lower(self, *args: Any, lowering_platforms: tuple[str, ...] | None = None, **kwargs: Any) -> Lowered:
         """Trace and lower without compiling."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -102,6 +103,16 @@ class DictKind(Kind):
         node.update(zip(keys, values, strict=True))
 
 
+class NamedDictKind(DictKind):
+    """A `collections.OrderedDict` or `defaultdict`: a dict in everything that matters here."""
+
+    def open(self, node: Any, mode: Mode) -> Opened:
+        return super().open(node, mode)._replace(extra=getattr(node, "default_factory", None))
+
+    def create(self, cls: type, extra: Any) -> Any:
+        return cls() if extra is None else cls(extra)
+
+
 class TupleKind(Kind):
     name, sequence = "tuple", True
 
@@ -135,7 +146,7 @@ class ObjectKind(Kind):
         return Opened(tuple(attributes), list(attributes.values()), _autos(len(attributes)), None)
 
     def create(self, cls: type, extra: Any) -> Any:
-        return object.__new__(cls)
+        return types.SimpleNamespace() if cls is types.SimpleNamespace else object.__new__(cls)
 
     def fill(self, node: Any, keys: tuple[Any, ...], values: Sequence[Any], extra: Any) -> None:
         attributes = vars(node)
@@ -230,6 +241,7 @@ ARRAY = object()
 BOX = object()  # a mutable array of a framework: traced like an array, but with an identity, as a `jax.Ref` has
 UNKNOWN = object()  # a plain class: a node if it holds cells, static otherwise
 
+NAMED_DICT = NamedDictKind()
 LIST, DICT, TUPLE, SET, OBJECT, PYTREE = ListKind(), DictKind(), TupleKind(), SetKind(), ObjectKind(), PytreeKind()
 EAGER_PYTREE = PytreeKind("auto")  # Equinox: Python scalars in a module are configuration, as in its `filter_jit`
 
@@ -238,6 +250,9 @@ _roles: dict[type, Any] = {
     list: LIST,
     dict: DICT,
     tuple: TUPLE,
+    OrderedDict: NAMED_DICT,
+    defaultdict: NAMED_DICT,
+    types.SimpleNamespace: UNKNOWN,
     set: SET,
     bool: SCALAR,
     int: SCALAR,

@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from shardax.errors import MeshConflictError
+from shardax.names.mesh import current_mesh
 from shardax.state.forms import argument_names
 from shardax.state.graph import Graph, Ref
 from shardax.state.lift import Lift
@@ -21,6 +23,20 @@ class Traced:
     lifted: Lifted
     inputs: tuple[Any, ...]
     given: tuple[Any, Any]
+    context: dict[str, str]
+
+
+_SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_numpy_dtype_promotion", "jax_default_prng_impl")
+
+
+def _context() -> dict[str, str]:
+    """What a program depends on besides its arguments, as far as jax lets one ask."""
+    found = {name: str(getattr(jax.config, name)) for name in _SETTINGS}
+    try:
+        mesh = str(current_mesh())
+    except MeshConflictError as error:  # for whoever asks for a mesh to report
+        mesh = error.headline
+    return found | {"mesh": mesh}
 
 
 class Retraces:
@@ -33,7 +49,7 @@ class Retraces:
 
     def record(self, lifted: Lifted, inputs: Sequence[Any], given: Any) -> None:
         """Take note of a trace."""
-        traced = Traced(lifted, tuple(map(_type, inputs)), jax.tree.map(_type, given))
+        traced = Traced(lifted, tuple(map(_type, inputs)), jax.tree.map(_type, given), _context())
         if self.now is not None and self.now.lifted is lifted and _alike(self.now, traced):
             return  # the same once more: a probe before the real one
         self.before, self.now = self.now, traced
@@ -46,7 +62,7 @@ class Retraces:
         if self.before is None:
             return "the first call"
         lines = self._differences(self.before, self.now)
-        return "\n".join(lines) if lines else "the context: mesh, precision, or another setting of jax"
+        return "\n".join(lines) if lines else "the context: a setting of jax"
 
     def _differences(self, old: Traced, new: Traced) -> list[str]:
         lines = _diff(self._static(old.lifted), self._static(new.lifted))
@@ -54,7 +70,8 @@ class Retraces:
             lines += _diff(self._structure(old.lifted), self._structure(new.lifted))
             if set(old.lifted.environment.identities) != set(new.lifted.environment.identities):
                 lines.append("the cells that the function closes over")
-        return lines + _diff(self._types(old), self._types(new))
+        lines += _diff(self._types(old), self._types(new))
+        return lines + [f"the context: {line}" for line in _diff(old.context, new.context)]
 
     def _static(self, lifted: Lifted) -> dict[str, str]:
         names = argument_names(self.lift.function, lifted.form.count)
@@ -77,7 +94,7 @@ class Retraces:
 
 
 def _alike(a: Traced, b: Traced) -> bool:
-    return a.inputs == b.inputs and a.given == b.given
+    return a.inputs == b.inputs and a.given == b.given and a.context == b.context
 
 
 def _type(value: Any) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 
 from shardax.errors import CompiledCallError
-from shardax.state.effects import carry_out
-from shardax.state.graph import paths_of
+from shardax.state.effects import Result, carry_out
+from shardax.state.graph import Builder, paths_of
+from shardax.state.kinds import role_of
 from shardax.state.lift import Gathered, Lift
 from shardax.state.lifted import Lifted, NewlyMet, Recompile
 
@@ -30,21 +31,28 @@ def stage(lift: Lift, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
 def out_info(traced: Any, gathered: Gathered) -> Any:
     """The result of a traced call as shapes, in the caller's structure."""
     out, result = traced.out_info
+    result = Result(result.effects, [_shape(value) for value in result.values])
+    return _arranged(gathered.lifted, out, result, [_shape(value) for value in gathered.values])
+
+
+def _arranged(lifted: Lifted, out: Any, result: Result, inputs: Sequence[Any]) -> Any:
+    """The result of a call in the caller's structure, of new cells that hold what stands for their values."""
     recipe = result.effects.recipe
     if recipe is None or recipe.out is None:
         return out
-    values = [_shape(value) for value in result.values[len(result.effects.written) :]]
-    nodes = dict[int, Any]()
-
-    def node(number: int) -> Any:
-        record = gathered.lifted.graph.records[number]
-        return nodes.setdefault(number, record.kind.create(record.cls, record.extra))
-
-    return carry_out(recipe, values, gathered.cells, node, gathered.leaves)
+    written = dict(zip(result.effects.written, result.values, strict=False))
+    closed = [(role_of(type(cell)), role_of(type(cell)).spec(cell)) for cell in lifted.environment.cells]
+    families = [*(lifted.graph.specs[number] for number in lifted.own), *closed]
+    cells = [family.make(spec, written.get(n, inputs[n])) for n, (family, spec) in enumerate(families)]
+    places = {number: place for place, number in enumerate(lifted.own)}
+    places |= {number: len(lifted.own) + place for number, place in lifted.pinned.items()}
+    leaves = inputs[lifted.cells :]
+    builder = Builder(lifted.graph.records, lambda ref: leaves[ref[1]] if ref[0] == "l" else cells[places[ref[1]]])
+    return carry_out(recipe, result.values[len(written) :], cells, builder.node, leaves)
 
 
 def _shape(value: Any) -> Any:
-    return jax.tree.map(lambda info: jax.ShapeDtypeStruct(info.shape, info.dtype), value)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), jax.tree.map(jax.typeof, value))
 
 
 def _no_nodes(number: int) -> Any:
@@ -56,8 +64,8 @@ class Stage:
 
     _inner: Any
 
-    def __init__(self, inner: Any, lift: Lift, gathered: Gathered) -> None:
-        self._inner, self._lift = inner, lift
+    def __init__(self, inner: Any, lift: Lift, gathered: Gathered, out_info: Any) -> None:
+        self._inner, self._lift, self._out_info = inner, lift, out_info
         self._lifted: Lifted = gathered.lifted
         self._gathered = Gathered(gathered.lifted, (), (), _no_nodes, (), (), {}, None)
         self._count = len(gathered.values)
@@ -90,15 +98,19 @@ class Stage:
     @property
     def out_tree(self) -> Any:
         """The structure of the result."""
-        children = self._inner.out_tree.children()
-        return children[0]
+        return jax.tree.structure(self._out_info)
+
+    def _inputs(self, operands: Sequence[Any]) -> list[Any]:
+        """Operands of the lifted function in the order of its inputs."""
+        inputs: list[Any] = [None] * self._lifted.size
+        for place, value in zip(self._lifted.order, (*operands[0], *operands[1]), strict=True):
+            inputs[place] = value
+        return inputs
 
     def _view(self, operands: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Operands of the lifted function, arranged as the caller's arguments."""
         lifted, form = self._lifted, self._lifted.form
-        inputs: list[Any] = [None] * lifted.size
-        for place, value in zip(lifted.order, (*operands[0], *operands[1]), strict=True):
-            inputs[place] = value
+        inputs = self._inputs(operands)
         names = self._lift.root_names(form)
         roots = _by_root(lifted, names, inputs)
         args: list[Any] = [None] * form.count
@@ -131,10 +143,6 @@ def _by_root(lifted: Lifted, names: list[str], inputs: Sequence[Any]) -> list[di
 class Traced(Stage):
     """A call traced to a jaxpr."""
 
-    def __init__(self, inner: Any, lift: Lift, gathered: Gathered) -> None:
-        super().__init__(inner, lift, gathered)
-        self._out_info = out_info(inner, gathered)
-
     @property
     def out_info(self) -> Any:
         """The result as shapes."""
@@ -148,7 +156,7 @@ class Traced(Stage):
     def lower(self, *, lowering_platforms: tuple[str, ...] | None = None) -> Lowered:
         """Lower for the current platform, or for others that need not be present."""
         lowered = self._inner.lower(lowering_platforms=lowering_platforms)
-        return Lowered(lowered, self._lift, self._gathered)
+        return Lowered(lowered, self._lift, self._gathered, self._out_info)
 
 
 class Lowered(Stage):
@@ -156,7 +164,7 @@ class Lowered(Stage):
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
         """Compile for the devices at hand."""
-        return Compiled(self._inner.compile(compiler_options), self._lift, self._gathered)
+        return Compiled(self._inner.compile(compiler_options), self._lift, self._gathered, self._out_info)
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """The program as text ("stablehlo" or "hlo")."""
@@ -174,8 +182,8 @@ class Lowered(Stage):
 class Compiled(Stage):
     """A compiled call: give it arguments of the structure it was lowered for."""
 
-    def __init__(self, inner: Any, lift: Lift, gathered: Gathered) -> None:
-        super().__init__(inner, lift, gathered)
+    def __init__(self, inner: Any, lift: Lift, gathered: Gathered, out_info: Any) -> None:
+        super().__init__(inner, lift, gathered, out_info)
         self._call: Callable[..., Any] = inner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -213,8 +221,9 @@ class Compiled(Stage):
 
     @property
     def output_shardings(self) -> Any:
-        """The sharding of every array of the result."""
-        return self._inner.output_shardings[0]
+        """The sharding of every array of the result, in the structure of the result."""
+        out, result = self._inner.output_shardings
+        return _arranged(self._lifted, out, result, self._inputs(self._inner.input_shardings[0]))
 
     @property
     def input_layouts(self) -> Any:
