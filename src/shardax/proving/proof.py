@@ -138,6 +138,8 @@ class Proof:
         """Read a proof from a file that `save` wrote."""
         try:
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise ProofError(f"there is no proof in {path}", remedy="write one with proof.save(path)") from None
         except ValueError as error:
             raise ProofError(f"{path} holds no proof", [Offence(str(path), str(error).splitlines()[0])]) from error
 

@@ -49,11 +49,12 @@ class SharedLock:
     """The lock files of one test, in the folder `locks` beside it, named after the test."""
 
     def __init__(self, folder: Path, test: str) -> None:
-        self.folder, self.test = folder, re.sub(r"[^\w.=,-]+", "-", test).strip("-")
+        self.folder, self.test = folder, test
 
     def path(self, name: str | None = None) -> Path:
         """The file; a test with several proofs names each."""
-        return self.folder / f"{self.test if name is None else f'{self.test}.{name}'}.json"
+        whole = self.test if name is None else f"{self.test}.{name}"
+        return self.folder / f"{re.sub(r'[^a-zA-Z0-9_.=,-]+', '-', whole).replace('-.', '.').strip('-')}.json"
 
     def __call__(self, proof: Any, name: str | None = None, **options: Any) -> None:
         """Fail when a proof is not what its lock says; options are those of `sx.check_lock`."""
