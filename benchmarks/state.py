@@ -95,8 +95,8 @@ def _race(title: str, wanted: Mapping[str, Any], size: int, reads: bool, quick: 
     found = c.present(wanted)
     for name, contender in found.items():
         _check(name, contender, reads)
-    loops = max(1, (200 if quick else 1_000) // size)
-    rounds = 7 if quick else ROUNDS if size <= 1_000 else 11
+    loops = max(3, (200 if quick else 1_000) // size)
+    rounds = 7 if quick else ROUNDS if size < 1_000 else 15 if size == 1_000 else 7
     calls = {name: contender.sample(loops) for name, contender in found.items()}
     return race(title, calls, rounds=rounds, per=loops, unit="call", goal=goal, clock=clock)
 
