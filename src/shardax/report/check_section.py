@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shardax.errors import plural
 from shardax.proving.check import Check
 from shardax.proving.site import Site
-from shardax.report.layout_section import drawings
+from shardax.report.cutting import drawings
 from shardax.report.ledger_section import ledger_section
 from shardax.report.mesh_drawing import draw_mesh
 from shardax.report.proof_section import replicated_grid

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from jax.sharding import PartitionSpec
-
-from shardax.errors import plural
-from shardax.names.analysis import LayoutAnalysis
+from shardax.names.analysis import LayoutAnalysis, suggestion_for
 from shardax.names.decision import Decision
 from shardax.names.layout import Layout
-from shardax.names.layout_file import LayoutDiff
-from shardax.names.lint import LintReport
-from shardax.names.spec import canonical
-from shardax.report.draw import draw_spec
+from shardax.names.mesh import MeshSpec
+from shardax.report.alike import alike
+from shardax.report.cutting import array_cell, drawings, spec_text
 from shardax.report.mesh_drawing import draw_mesh
 from shardax.report.values import (
     Bar,
@@ -34,11 +29,10 @@ from shardax.report.values import (
 )
 from shardax.tables import show_bytes
 
-MOST_DRAWN = 6
 MOST_LEAVES = 2000  # of which a page keeps a row each: it should open at once
 
 LEAVES = (
-    Column("path", code=True, keep=10, cut="middle", least=28),
+    Column("path", code=True, keep=10, cut="middle", least=24),
     Column("array", code=True, keep=7, cut="middle", least=16),
     Column("spec", code=True, keep=9, least=16),
     Column("per device", right=True, keep=8),
@@ -53,25 +47,14 @@ CORRECTIONS = (
     Column("costs each device", right=True, keep=7),
     Column("would work", keep=5, cut="wrap", least=14),
 )
-OFFENDERS = (
+LEAVES_ALIKE = Column("leaves", right=True, keep=8)
+ALIKE = (LEAVES[0], LEAVES_ALIKE, *LEAVES[1:])
+COPIES = (
     Column("path", code=True, keep=10, cut="middle", least=24),
     Column("spec", code=True, keep=5, least=14),
     Column("copies", right=True, keep=6),
     Column("per device", right=True, keep=9),
     Column("could be sharded", keep=8, cut="wrap", least=24),
-)
-FINDINGS = (
-    Column("kind", keep=10, cut="never"),
-    Column("where", code=True, keep=9, cut="middle", least=14),
-    Column("problem", keep=8, cut="wrap", least=28),
-    Column("would work", keep=4, cut="wrap", least=16),
-    Column("rule", code=True, keep=3, least=8),
-)
-DIFFERENCES = (
-    Column("path", code=True, keep=10, cut="middle", least=16),
-    Column("before", code=True, keep=8, least=12),
-    Column("after", code=True, keep=8, least=12),
-    Column("change", right=True, keep=9),
 )
 
 
@@ -82,13 +65,14 @@ def layout_section(layout: Layout, title: str = "") -> Section:
     if lost := corrections_grid(layout.decisions):
         blocks.append(Section("Corrections", (lost,), "what could not be as it was asked"))
     blocks.append(_by_part(layout.decisions))
-    if analysis.offenders:
-        blocks.append(Section("Copies", (offenders_grid(analysis),), "arrays that stand on several devices"))
+    if copies := copies_grid(layout.decisions, layout.mesh_spec):
+        blocks.append(Section("Copies", (copies,), "arrays that stand on several devices"))
     pictures = drawings([(d.path, d.shape, d.spec, d.nbytes) for d in layout.decisions], layout.mesh)
     blocks += [
         Section("Mesh", (Pictures((draw_mesh(layout.mesh),)),), page_only=True),
         Section("How arrays are cut", (pictures,), "which device holds which block", page_only=True),
-        Section("Every leaf", (leaves_grid(layout.decisions),)),
+        Section("Leaves", (alike_grid(layout.decisions),), "those that are alike are added up"),
+        Section("Every leaf", (leaves_grid(layout.decisions, MOST_LEAVES),), page_only=True),
     ]
     return Section(title or f"Layout on mesh {layout.mesh_spec}", tuple(blocks))
 
@@ -99,36 +83,6 @@ def analysis_section(analysis: LayoutAnalysis) -> Section:
         f"What is replicated on mesh {analysis.mesh}",
         (_analysis_stats(analysis), offenders_grid(analysis) if analysis.offenders else Words(("nothing",), "good")),
     )
-
-
-def lint_section(report: LintReport) -> Section:
-    """Every finding, or that there is none."""
-    over = f"mesh {report.mesh}" if report.mesh else "no mesh given: axes are not checked"
-    checked = f"{plural(report.leaves, 'leaf', 'leaves')}, {plural(report.rules, 'rule')}; {over}"
-    if report.ok:
-        return Section("Rules", (Words(("no problem",), "good"),), checked)
-    rows = tuple(
-        (
-            Cell(f.kind, tone="bad"),
-            Cell(f.offence.where),
-            Cell(f.offence.problem),
-            Cell(f.offence.remedy or ""),
-            Cell(f.offence.rule or ""),
-        )
-        for f in report.findings
-    )
-    return Section(f"Rules: {plural(len(rows), 'problem')}", (Grid("", FINDINGS, rows, most=40),), checked)
-
-
-def layout_diff_section(diff: LayoutDiff) -> Section:
-    """The leaves that differ."""
-    before, after = diff.mesh
-    title = f"Layouts on mesh {before}" if before == after else f"Layouts: mesh {before} → {after}"
-    if not diff.rows:
-        return Section(title, (Words(("no leaf differs",), "good"),))
-    rows = tuple(tuple(Cell(text) for text in row) for row in diff.rows)
-    leaves = plural(len(rows), "leaf differs", "leaves differ")
-    return Section(title, (Grid("", DIFFERENCES, rows, most=40),), leaves)
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
@@ -201,11 +155,11 @@ def offenders_grid(analysis: LayoutAnalysis) -> Grid:
         )
         for o in analysis.offenders
     )
-    return Grid("", OFFENDERS, rows, most=5)
+    return Grid("", COPIES, rows, most=5)
 
 
-def leaves_grid(decisions: Sequence[Decision]) -> Grid:
-    """One row per leaf, the largest on a device first; the smallest of very many are left out."""
+def leaves_grid(decisions: Sequence[Decision], keep: int | None = None) -> Grid:
+    """One row per leaf (or of the first `keep`), the largest on a device first."""
     ordered = sorted(decisions, key=lambda d: (-d.bytes_per_device, d.path))
     whole = sum(d.bytes_per_device for d in decisions) or 1
     rows = tuple(
@@ -217,38 +171,52 @@ def leaves_grid(decisions: Sequence[Decision]) -> Grid:
             count_cell(d.copies),
             Cell(d.rule),
         )
-        for d in ordered[:MOST_LEAVES]
+        for d in ordered[:keep]
     )
     return Grid("", LEAVES, rows, total=len(ordered))
 
 
-def array_cell(dtype: str, shape: Sequence[int], nbytes: int) -> Cell:
-    """An array in short, sorted by its size."""
-    return Cell(f"{dtype}[{','.join(map(str, shape))}]", float(nbytes))
+def alike_grid(decisions: Sequence[Decision]) -> Grid:
+    """One row for all leaves that are alike, their bytes added up, the largest sum first."""
+    groups = alike(decisions, lambda d: d.path, lambda d: (d.shape, d.dtype, d.spec, d.rule))
+    whole = sum(d.bytes_per_device for d in decisions) or 1
+    sized = sorted(groups.items(), key=lambda item: -sum(d.bytes_per_device for d in item[1]))
+    rows = tuple(
+        (
+            Cell(path or "(root)"),
+            count_cell(len(found)),
+            array_cell(found[0].dtype, found[0].shape, found[0].nbytes),
+            Cell(spec_text(found[0].spec), tone="warn" if found[0].fit.corrections else "plain"),
+            bytes_cell(sum(d.bytes_per_device for d in found), whole=whole),
+            count_cell(found[0].copies),
+            Cell(found[0].rule),
+        )
+        for path, found in sized
+    )
+    return Grid("", ALIKE, rows)
 
 
-def spec_text(spec: PartitionSpec) -> str:
-    """A spec as it is written, without the comma of a single entry.
+def copies_grid(decisions: Sequence[Decision], mesh: MeshSpec) -> Grid | None:
+    """What stands on several devices, leaves that are alike added up; None where nothing does."""
+    copied = [d for d in decisions if d.copies > 1]
+    groups = alike(copied, lambda d: d.path, lambda d: (d.shape, d.dtype, d.spec))
+    sized = sorted(groups.items(), key=lambda item: -sum(d.bytes_per_device for d in item[1]))
+    rows = tuple(
+        (
+            Cell(path or "(root)"),
+            count_cell(len(found)),
+            Cell(spec_text(found[0].spec)),
+            count_cell(found[0].copies),
+            bytes_cell(sum(d.bytes_per_device for d in found)),
+            _suggestion(found, mesh),
+        )
+        for path, found in sized
+    )
+    return Grid("", (COPIES[0], LEAVES_ALIKE, *COPIES[1:]), rows, most=6) if rows else None
 
-    >>> spec_text(PartitionSpec("tp")), spec_text(PartitionSpec(("dp", "tp"))), spec_text(PartitionSpec())
-    ("P('tp')", "P(('dp', 'tp'))", 'P()')
-    """
-    text = str(spec)
-    return f"{text[:-2]})" if text.endswith(",)") else text
 
-
-def drawings(arrays: Iterable[tuple[str, tuple[int, ...], PartitionSpec, int]], mesh: Any) -> Pictures:
-    """One drawing per way of cutting (spec and rank), of its largest array; the most bytes first."""
-    ways: dict[tuple[PartitionSpec, int], list[tuple[int, str, tuple[int, ...], PartitionSpec]]] = {}
-    for path, shape, spec, nbytes in arrays:
-        if shape:
-            key = (canonical(spec, mesh), len(shape))
-            ways.setdefault(key, []).append((nbytes, path, shape, spec))
-    ordered = sorted(ways.values(), key=lambda found: -sum(nbytes for nbytes, *_ in found))
-    drawn = []
-    for found in ordered[:MOST_DRAWN]:
-        _, path, shape, spec = max(found, key=lambda entry: entry[0])
-        others = f"{path} and {plural(len(found) - 1, 'other')}" if len(found) > 1 else path
-        drawn.append(draw_spec(spec, mesh, shape, name=others))
-    left = (f"… and {len(ordered) - MOST_DRAWN} more ways of cutting",) if len(ordered) > MOST_DRAWN else ()
-    return Pictures(tuple(drawn), left)
+def _suggestion(found: Sequence[Decision], mesh: MeshSpec) -> Cell:
+    words = suggestion_for(found[0], mesh)
+    if not words:
+        return Cell("no unused axis divides", tone="quiet")
+    return Cell(f"{words} each" if len(found) > 1 else words)

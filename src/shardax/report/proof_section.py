@@ -11,8 +11,8 @@ from shardax.proving.ledger import Ledger
 from shardax.proving.memory import Memory
 from shardax.proving.placing import Placed, Replicated
 from shardax.proving.proof import Proof
+from shardax.report.cutting import array_cell, drawings, spec_text
 from shardax.report.devices import mesh_on
-from shardax.report.layout_section import array_cell, drawings, spec_text
 from shardax.report.ledger_section import ledger_section
 from shardax.report.mesh_drawing import draw_mesh
 from shardax.report.values import (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, Sharding
 
-from shardax.errors import Offence, ShardaxError, plural
+from shardax.errors import ShardaxError, plural
 from shardax.names.analysis import LayoutAnalysis
 from shardax.names.layout import Layout
 from shardax.names.layout_file import LayoutDiff
@@ -20,18 +20,19 @@ from shardax.proving.diff import ProofDiff
 from shardax.proving.ledger import Ledger
 from shardax.proving.proof import Proof
 from shardax.report.check_section import check_section
+from shardax.report.differences import layout_diff_section, proof_diff_section
 from shardax.report.draw import Drawing, draw
-from shardax.report.layout_section import analysis_section, layout_diff_section, layout_section, lint_section
+from shardax.report.layout_section import analysis_section, layout_section
 from shardax.report.ledger_section import ledger_section
+from shardax.report.lint_section import lint_section
 from shardax.report.mesh_drawing import MeshDrawing, draw_mesh
+from shardax.report.offences import offences_grid
 from shardax.report.proof_section import proof_section
 from shardax.report.values import (
     Bars,
     Block,
-    Cell,
     Chart,
     CodeSites,
-    Column,
     Grid,
     Pictures,
     Roofline,
@@ -43,14 +44,6 @@ from shardax.report.values import (
 from shardax.tables import Table
 
 BLOCKS = (Grid, Bars, Stats, Verdict, Words, CodeSites, Roofline, Chart, Pictures, Section)
-OFFENCES = (
-    Column("where", code=True, keep=10, cut="middle", least=14),
-    Column("problem", keep=9, cut="wrap", least=28),
-    Column("shape", code=True, keep=5),
-    Column("spec", code=True, keep=6),
-    Column("rule", code=True, keep=4),
-    Column("would work", keep=7, cut="wrap", least=16),
-)
 
 
 def shown_as(value: object) -> Block | Section:
@@ -76,17 +69,6 @@ def mesh_section(mesh: Mesh | AbstractMesh | MeshSpec) -> Section:
     return Section(f"Mesh {MeshSpec.of(mesh)}", blocks)
 
 
-def proof_diff_section(difference: ProofDiff) -> Section:
-    """The numbers before and after, and every difference."""
-    before, after = difference.names
-    numbers = Grid.of(difference.table())
-    blocks: list[Block | Section] = [Grid("", numbers.columns, numbers.rows, most=40)]
-    if difference.changes:
-        blocks.append(Section("What else differs", (offences_grid(difference.changes),)))
-    same = "nothing differs" if not difference else ""
-    return Section(f"{before} → {after}", tuple(blocks), same)
-
-
 def error_section(error: ShardaxError) -> Section:
     """Everything that an error says, each offender in a row."""
     many = len(error.offences)
@@ -96,20 +78,6 @@ def error_section(error: ShardaxError) -> Section:
     if error.remedy:
         blocks.append(Words((error.remedy,)))
     return Section(type(error).__name__, tuple(blocks))
-
-
-def offences_grid(offences: Sequence[Offence]) -> Grid:
-    """Offences in rows; facts that none of them has make no column."""
-    rows = [
-        (each.where, each.problem, _text(each.shape), _text(each.spec), _text(each.rule), each.remedy or "")
-        for each in offences
-    ]
-    cells = tuple(tuple(map(Cell, row)) for row in rows)
-    return Grid("", OFFENCES, cells, most=40).without_empty_columns
-
-
-def _text(fact: object) -> str:
-    return "" if fact is None else str(fact)
 
 
 SHOWN: tuple[tuple[type | tuple[type, ...], Callable[[Any], Block | Section]], ...] = (
