@@ -8,7 +8,7 @@ from shardax.report.layout_section import alike_grid, copies_grid
 
 
 def paths(*given, look=lambda path: ""):
-    return {name: found for name, found in alike(given, lambda path: path, look).items()}
+    return alike(given, lambda path: path, look)
 
 
 def test_numbers_of_layers_are_starred_where_they_differ():
