@@ -73,7 +73,10 @@ class Case:
     @property
     def arguments(self) -> dict[str, Any]:
         """Every argument by its name: the tree that the rules speak of."""
-        return dict(Step.of(self.step, self.args, self.kwargs, self.donate, self.static).arguments)
+        named = Step.of(self.step, self.args, self.kwargs, self.donate, self.static).arguments
+        listed = [self.static] if isinstance(self.static, (int, str)) else list(self.static or ())
+        static = {at % len(self.args) if isinstance(at, int) else at for at in listed}
+        return {name: tree for at, (name, tree) in enumerate(named) if at not in static and name not in static}
 
     def mesh_on(self, target: str | Target | None = None, mesh: MeshLike | None = None) -> MeshSpec:
         """The mesh that is given, in force, or the case's own; a -1 in it is inferred from the target's devices."""
@@ -135,10 +138,12 @@ class Case:
         )
 
     def _per_argument(self, mesh: MeshSpec) -> Any:
+        """Rules speak of every argument; a layout may be one of all arguments, or of a tree that is in one of them."""
         if self.rules is None and self.layout is None:
             return None
         whole = self.lay_out(mesh)
-        return whole if self.rules is None else {name: _below(name, whole) for name in self.arguments}
+        parts = {name: _below(name, whole) for name in self.arguments}
+        return whole if self.rules is None and not any(part.decisions for part in parts.values()) else parts
 
 
 def _below(name: str, whole: Layout) -> Layout:
