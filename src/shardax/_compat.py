@@ -69,6 +69,14 @@ def trace_of(tracer: Any) -> Any:
     return tracer._trace
 
 
+def is_live(tracer: Any) -> bool:
+    """Does a tracer belong to the trace in force, or to one that it stands on?"""
+    trace = current_trace()
+    while trace is not None and trace is not tracer._trace:
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
 def is_staged(trace: Any, outer: Any = None) -> bool:
     """Does a trace, or one it stands on down to `outer`, only record (jit, scan, cond), so that Python runs just once?"""
     from jax._src.interpreters.partial_eval import DynamicJaxprTrace

@@ -297,6 +297,18 @@ def test_foreign_transforms():
         jax.jit(read)(1.0)
 
 
+def test_a_raw_transform_inside_that_writes_a_state_is_named():
+    total = bs.State(jnp.zeros(()))
+
+    def inner(x):
+        total.value = x * 2
+        return x
+
+    with pytest.raises(sx.ForeignTraceError, match=r"closed-over total: was written under (.|\n)*return the value"):
+        sx.jit(jax.grad(inner))(1.0)
+    assert float(total.value) == 0
+
+
 def test_threads_share_a_state():
     state = bs.State(jnp.zeros(()))
     steps = [sx.jit(lambda x, n=n: state.value + x + n) for n in range(8)]

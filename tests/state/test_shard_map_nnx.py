@@ -1,6 +1,8 @@
 """shard_map over Flax NNX modules as arguments: flax's contract, and where flax's own fails."""
 
+import gc
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -231,6 +233,42 @@ def test_threads_with_modules_of_their_own():
     for thread in threads:
         thread.join()
     assert [float(model.counts[0]) for model in models] == [10.0 * place for place in range(8)]
+
+
+def test_a_foreign_jit_that_writes_is_refused_and_one_that_reads_is_warned_of():
+    total, scale = nnx.Param(jnp.zeros(())), nnx.BatchStat(jnp.ones(()))
+
+    def write(x):
+        total[...] += 1
+        return x
+
+    mapped = sx.shard_map(write, mesh=MESH, in_specs=P("x"), out_specs=P("x"))
+    with (
+        pytest.raises(sx.ForeignTraceError, match="Param is written under a jax transformation"),
+        pytest.warns(UserWarning),
+    ):
+        jax.jit(mapped)(jnp.ones(8))
+    assert float(total[...]) == 0
+    read = sx.shard_map(lambda x: x * scale, mesh=MESH, in_specs=P("x"), out_specs=P("x"))
+    with pytest.warns(UserWarning, match="BatchStat is read under a jax transformation that is not shardax's"):
+        jax.jit(read)(jnp.ones(8))
+
+
+def test_tree_mode_refuses_shared_variables():
+    shared = nnx.Param(jnp.ones(()))
+    mapped = sx.shard_map(lambda a, b: None, mesh=MESH, in_specs=P(), out_specs=None, graph=False)
+    with pytest.raises(sx.StateError, match=r"shard_map with graph=False(.|\n)*a\[0\] and b\[0\]"):
+        mapped([shared], [shared])
+
+
+def test_nothing_keeps_a_module_alive():
+    model = linear()
+    mapped = sx.shard_map(lambda m: m.kernel[...], mesh=MESH, in_specs=(TENSOR,), out_specs=P(None, "x"))
+    mapped(model), mapped(model)
+    gone = weakref.ref(model), weakref.ref(model.kernel[...])
+    del model
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
 
 
 def test_bound_methods_of_modules_are_refused():

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from shardax.errors import DeviceMismatchError, NonArrayStateError, Offence
+from shardax._compat import is_live, trace_of
+from shardax.errors import DeviceMismatchError, ForeignTraceError, NonArrayStateError, Offence
 
 Named = Iterable[tuple[str, Any]]
 
@@ -38,6 +39,22 @@ def refuse_non_arrays(cells: Named, cause: Exception | None = None) -> None:
             offences,
             "cells hold arrays or trees of arrays; what is fixed belongs in metadata or in a plain attribute",
         ) from cause
+
+
+def refuse_leaked(cells: Named) -> None:
+    """Refuse cells that were left holding a tracer of a transformation inside, which is over."""
+    offences = [
+        Offence(path, f"was written under {type(trace_of(leaf)).__name__}")
+        for path, value in cells
+        for leaf in jax.tree.leaves(value)
+        if isinstance(leaf, Tracer) and not is_live(leaf)
+    ]
+    if offences:
+        raise ForeignTraceError(
+            "cells are written under a jax transformation inside that does not know them",
+            offences,
+            "inside scan, cond, grad or vmap, return the value and write it after, or use the framework's transforms",
+        )
 
 
 def is_array(value: Any) -> bool:

@@ -12,11 +12,12 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AxisType
 
+from shardax._compat import is_live
 from shardax.arrays.constrain import constrain
 from shardax.state.cells import Family, Scope, scope_of
 from shardax.state.effects import Effects, Emission, Recipe, Result, after, is_ref
 from shardax.state.environment import names_of
-from shardax.state.faults import refuse_non_arrays
+from shardax.state.faults import refuse_leaked, refuse_non_arrays
 from shardax.state.forms import Form, argument_names, root_names
 from shardax.state.graph import Builder, Graph, Ref, paths_of
 from shardax.state.kinds import discoverers, holds_cells
@@ -167,6 +168,13 @@ class Lifted:
         if any(not isinstance(after[place], Tracer) for place in written):
             names = self.input_names()
             refuse_non_arrays((names[place], after[place]) for place in written)
+        if any(
+            isinstance(leaf, Tracer) and not is_live(leaf)
+            for place in written
+            for leaf in jax.tree.leaves(after[place])
+        ):
+            names = self.input_names()
+            refuse_leaked((names[place], after[place]) for place in written)
         values = [hold(after[place], pins.get(place)) for place in written]
         self.last = Effects(written, emission.recipe or None)
         return out, Result(self.last, [*values, *emission.values])

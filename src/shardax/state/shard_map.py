@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 
 from shardax.errors import ArgumentError, ShardMapError
 from shardax.names.mesh import MeshLike, MeshSpec, as_mesh, required_mesh
+from shardax.state.aliasing import refuse_shared
 from shardax.state.building import mesh_key
 from shardax.state.forms import Chosen
 from shardax.state.kinds import Kind, holds_cells, role_of
@@ -80,6 +81,8 @@ class ShardMapped:
     def _compile(self, lift: Lift, lifted: Lifted, gathered: Gathered) -> Callable[..., Any]:
         options = self._options
         mesh = required_mesh(options.mesh, "shard_map")
+        if options.graph is False:
+            refuse_shared(lifted.graph, lift.root_names(lifted.form), "shard_map")
         assigned = assign(lift, lifted, gathered, options, mesh)
         return Mapped(lifted, replace(options, mesh=mesh), assigned)
 

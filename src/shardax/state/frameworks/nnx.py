@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from flax import nnx
+from flax import errors, nnx
 from flax.nnx import graphlib, pytreelib, tracers, variablelib
 
-from shardax.state.cells import Scope
+from shardax._compat import current_trace, is_staged, trace_state_clean
+from shardax.errors import ForeignTraceError
+from shardax.state.cells import Scope, warn_of_constant
 from shardax.state.kinds import BOX, Frozen, Kind, Mode, Opened, called, register
 
 _set_raw: Any = nnx.Variable.__dict__["_raw_value"].__set__
@@ -54,10 +56,19 @@ class Variables:
         return issubclass(spec.cls, nnx.RngKey)
 
     def get(self, cell: Any) -> Any:
+        if not trace_state_clean() and not cell._trace_state.is_valid() and is_staged(current_trace()):
+            warn_of_constant(cell, type(cell).__name__)
         return cell._raw_value
 
     def set(self, cell: Any, value: Any) -> None:
-        cell.set_raw_value(value)  # flax's own check of the trace level
+        try:
+            cell.set_raw_value(value)  # flax's own check of the trace level
+        except errors.TraceContextError as error:
+            raise ForeignTraceError(
+                f"{type(cell).__name__} is written under a jax transformation that does not know it "
+                f"({type(current_trace()).__name__}): {error}",
+                remedy="use shardax.jit or nnx's own transforms; or return the value and write it after",
+            ) from error
 
     def make(self, spec: VariableSpec, value: Any) -> Any:
         return spec.cls._new(value, dict(spec.metadata))
