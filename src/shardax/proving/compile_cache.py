@@ -28,11 +28,11 @@ def cache_folder() -> Path | None:
 
 
 def key_of(program: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """The name of an answer: the whole program (lines included, so that an answer never shows stale ones), the target,
-    the options, the versions and the flags that reach the compiler."""
+    """The name of an answer: the program as `identity.py` tells programs apart (its own lines included, so that an
+    answer never shows stale ones), the target, the options, the versions and the flags that reach the compiler."""
     flags = {name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
     rest = {name: value for name, value in program.items() if name != "module"}
-    digest = hashlib.sha256(program["module"])
+    digest = hashlib.sha256(program.get("identity", "").encode() or program["module"])
     digest.update(json.dumps([FORMAT, rest, facts, flags], sort_keys=True, default=str).encode())
     return digest.hexdigest()
 

@@ -29,6 +29,7 @@ from shardax.errors import Offence, ProofError, did_you_mean
 from shardax.names.decision import itemsize_of
 from shardax.names.mesh import MeshSpec
 from shardax.names.spec import axes_in, fit_cached
+from shardax.proving.identity import identity_of
 from shardax.proving.placing import Placed, check_placed, no_layout
 from shardax.proving.step import Step
 from shardax.proving.target import Target
@@ -91,7 +92,7 @@ def lower(step: Step, mesh: MeshSpec, target: Target, in_specs: Any, out_specs: 
         raise ProofError(f"{step.name} cannot be put on the mesh {mesh}", strange)
     with own_words(step.name), only_abstract_mesh(abstract):
         lowered = call.traced.lower(lowering_platforms=(PLATFORM_NAMES.get(target.platform, target.platform),))
-    data = lowered_program(lowered)
+    data: dict[str, Any] = {**lowered_program(lowered), "identity": identity_of(lowered.as_text(debug_info=True))}
     kept = {at: number for number, at in enumerate(data["kept"])}
     inputs = tuple(replace(leaf, number=kept.get(at)) for at, leaf in enumerate(inputs))
     return Program(step.name, mesh, data, inputs, results, tuple(unmet_constraints(call.traced.jaxpr, mesh)))

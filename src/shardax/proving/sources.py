@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from shardax.proving.integrity import fail
@@ -13,6 +14,7 @@ _SECTIONS = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _INLINE = re.compile(r'\bsource_file="([^"]*)"(?:[^}]*?\bsource_line=(\d+))?')
 _OURS = str(Path(__file__).parents[1]) + "/"
+_PROVER = str(Path(__file__).parent) + "/"
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _JAX = re.compile(r"/(?:site|dist)-packages/(?:jax|jaxlib)/")
 
@@ -43,8 +45,14 @@ class SourceTable:
         return Source(match[1], int(match[2] or 0), "") if match else None
 
 
+def is_prover(file: str) -> bool:
+    """Is it a frame of `prove` itself? What called it asked for the proof and has no part in the step."""
+    return file.startswith(_PROVER)
+
+
 def _recognisable(chain: tuple[Source, ...]) -> Source:
-    """The innermost line outside libraries; then outside JAX and shardax; then any."""
+    """The innermost line of the step outside libraries; then outside JAX and shardax; then any."""
+    chain = tuple(takewhile(lambda source: not is_prover(source.file), chain)) or chain
     outside = [s for s in chain if not s.file.startswith(_OURS) and not _JAX.search(s.file)]
     own = [s for s in outside if not any(library in s.file for library in _LIBRARIES)]
     return (own or outside or chain)[0]
