@@ -130,6 +130,11 @@ def test_every_drawing_is_one_svg_that_holds_every_block():
         assert sorted(shown) == sorted(f"devices {devices_in_words(h, 60)}" for h in drawn.blocks.holders.values())
 
 
+def test_at_a_prompt_a_drawing_draws_itself():
+    for drawing in (sx.draw(mesh()), sx.draw(NamedSharding(mesh(), P("dp")), (4, 4))):
+        assert repr(drawing) == str(drawing)
+
+
 def test_a_name_in_a_caption_is_escaped():
     drawn = draw_spec(P(), sx.MeshSpec.of("a=2").abstract(), (2,), name="<script>&")
     assert "<script>" not in drawn.svg() and "&lt;script&gt;&amp;" in drawn.svg()

@@ -31,7 +31,7 @@ class Panel:
     cells: tuple[tuple[tuple[int, ...] | None, ...], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Drawing:
     """An array as panels of blocks. `str()` draws it in a terminal, a notebook shows it as SVG."""
 
@@ -44,6 +44,8 @@ class Drawing:
 
     def __str__(self) -> str:
         return "\n".join("".join(span.text for span in line) for line in self.spans())
+
+    __repr__ = __str__  # at a prompt, asking for a drawing draws it
 
     @property
     def words(self) -> str:

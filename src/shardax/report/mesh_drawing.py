@@ -35,7 +35,7 @@ class Seat:
     coordinate: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MeshDrawing:
     """Every device of a mesh in its place. `str()` draws it in a terminal, a notebook shows it as SVG."""
 
@@ -75,6 +75,8 @@ class MeshDrawing:
 
     def __str__(self) -> str:
         return "\n".join("".join(span.text for span in line).rstrip() for line in self.spans())
+
+    __repr__ = __str__  # at a prompt, asking for a drawing draws it
 
     def spans(self, width: int = TERMINAL) -> list[list[Span]]:
         """Lines of characters: each device shows its place along the axis; bars and rules are borders of hosts."""
