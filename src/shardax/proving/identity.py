@@ -15,6 +15,7 @@ from shardax.proving.sources import is_prover
 _DEFINITION = re.compile(r"^#loc(\d*) = loc\((.*)\)$", re.M)
 _CALLSITE = re.compile(r"callsite\(#loc(\d*) at #loc(\d*)\)")
 _FILE = re.compile(r'"([^"]*)":')
+_NAMED = re.compile(r'"[^"]*"\(#loc(\d*)\)')
 _REFERENCE = re.compile(r"#loc(\d*)\b")
 
 
@@ -39,6 +40,13 @@ def identity_of(text: str) -> str:
     return hashlib.sha256(plain.encode()).hexdigest()
 
 
+def _is_prover_frame(words: str, definitions: Mapping[str, str]) -> bool:
+    """`"prove.py":9:0`, or that with the name of its function: `"prove"(#loc4)`."""
+    named = _NAMED.fullmatch(words)
+    file = _FILE.match(definitions.get(named[1], "") if named else words)
+    return file is not None and is_prover(file[1])
+
+
 def _resolved(name: str, definitions: Mapping[str, str], known: dict[str, str]) -> str:
     """A location in words: its own file and line, then its callers' up to the first frame that is ours."""
     if name in known:
@@ -48,7 +56,7 @@ def _resolved(name: str, definitions: Mapping[str, str], known: dict[str, str]) 
     if call:
         own, callers = (_resolved(part, definitions, known) for part in call.groups())
         words = own if not own or not callers else f"{own}<{callers}"
-    elif (file := _FILE.match(words)) and is_prover(file[1]):
+    elif _is_prover_frame(words, definitions):
         words = ""
     else:
         words = _REFERENCE.sub(lambda match: _resolved(match[1], definitions, known), words)
