@@ -18,6 +18,7 @@ from shardax.proving.target import Target, tpu_shapes
 from shardax.proving.target import targets as known_targets
 from shardax.report.devices import mesh_on
 from shardax.report.mesh_drawing import draw_mesh
+from shardax.report.values import Cell, Column, Grid
 from shardax.tables import Table, show_bytes
 
 
@@ -55,9 +56,25 @@ def targets(name: str | None) -> Answer:
     compilers = {kind: _compiler(kind) for kind in ("cpu", "tpu", "gpu")}
     words = [f"{kind}: {_said(facts)}" for kind, facts in compilers.items()]
     data = {"compilers": compilers, "chips": [_chip_data(found) for found in chips().values()]}
-    table = known_targets()
-    plain = Table(table.title, table.columns, table.rows, table.right)
-    return Answer((plain, "\n".join(words), "every topology of one: shardax targets v5e"), data)
+    more = "every TPU size also as 2 to 64 slices: tpu:v5e:16x16*4; every topology of a chip: shardax targets v5e"
+    return Answer((_families(compilers), "\n".join(words), more), data)
+
+
+def _families(compilers: dict[str, Any]) -> Grid:
+    """The families of targets; why a compiler is missing is said once, below."""
+    columns = (
+        Column("target", keep=10, cut="never"),
+        Column("device", keep=5, least=14),
+        Column("memory", right=True, keep=6),
+        Column("sizes", keep=8, least=17),
+        Column("here", keep=9, cut="never"),
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for name, device, memory, sizes, _ in known_targets().rows:
+        ready = compilers[name.partition(":")[0]]["ready"]
+        state = Cell("ready" if ready else "missing", tone="good" if ready else "quiet")
+        rows.append((Cell(name), Cell(device), Cell(memory), Cell(sizes.partition(", *")[0]), state))
+    return Grid("", columns, tuple(rows), most=len(rows))
 
 
 def _compiler(platform: str) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def _end(page: Path, seconds: float) -> None:
     _chapter("Try next")
     for command in (
         f"shardax layout {file} --explain up/kernel",
-        f"shardax prove {file} -t tpu:v5p:2x2x2 -m fsdp=8 -m fsdp=4,tp=2",
+        f"shardax prove {file} -t tpu:v5p:2x2x2 -m dp=1,fsdp=8,tp=1 -m dp=2,fsdp=2,tp=2",
         'shardax mesh "dp=2,fsdp=-1" --target tpu:v5e:4x8',
     ):
-        _say(f"  {command}", style="cyan")
+        console().print(Text(f"  {command}", "cyan"), soft_wrap=True)  # whole, so that it can be copied
