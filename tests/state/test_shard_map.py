@@ -193,6 +193,14 @@ def test_meshes_by_text_take_the_devices_of_the_mesh_in_force(mesh):
     assert float(out[0]) == concrete.size
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, sx.jit], ids=["eager", "jit"])
+def test_meshes_by_text_take_the_devices_that_are_there(wrap):
+    out = wrap(sx.shard_map(lambda x: x + jax.lax.axis_size("x"), "x=4", P("x"), P("x")))(jnp.zeros(8))
+    assert float(out[0]) == 4 == len(out.sharding.device_set)
+    huge = sx.shard_map(lambda x: jax.lax.psum(x, "x"), "x=4096", P("x"), P())
+    assert jax.eval_shape(huge, jax.ShapeDtypeStruct((8192,), jnp.float32)).shape == (2,)
+
+
 def test_without_a_mesh_the_one_in_force_counts_and_may_change():
     mapped = sx.shard_map(lambda x: x * jax.lax.axis_size("x"), in_specs=P("x"), out_specs=P("x"))
     for size in (8, 4):
@@ -547,6 +555,12 @@ def test_every_array_that_does_not_divide_is_listed():
     assert "a: dim 0: 6 does not divide by 'data' (4)" in text
     assert "b['k']: dim 1: 5 does not divide by 'model' (2)" in text
     assert "closed-over state: dim 1: 3 does not divide by 'model' (2)" in text
+
+
+def test_arguments_that_are_no_arrays():
+    mapped = sx.shard_map(lambda x, mode: x, MESH, (P("x"), None), P("x"))
+    with pytest.raises(sx.ArgumentError, match=r"mode\['how'\]: 'add' \(str\) is no array(.|\n)*keyword argument"):
+        mapped(jnp.ones(8), {"how": "add"})
 
 
 def test_states_that_are_no_arrays():

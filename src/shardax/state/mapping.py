@@ -13,10 +13,11 @@ from jax.sharding import AxisType, NamedSharding, get_abstract_mesh
 
 from shardax._compat import current_trace, is_staged, trace_state_clean
 from shardax.arrays.constrain import constrain
-from shardax.errors import Offence, ShardMapError
+from shardax.errors import ArgumentError, Offence, ShardMapError
 from shardax.names.mesh import same_mesh
 from shardax.names.spec import axes_in
 from shardax.state.effects import Effects, Result, with_moved
+from shardax.state.faults import is_array
 from shardax.state.lifted import Lifted
 from shardax.state.map_specs import REPLICATED, Assigned, MapOptions, Specs, check_fit, cut
 from shardax.state.prefixes import has, has_graph_node, is_mapping_prefix, is_prefix_leaf
@@ -67,7 +68,7 @@ class Mapped:
                     self.check_vma = False
                     self._compile()
                     continue
-                self._explain(error)
+                self._explain(error, operands)
                 raise
 
     def _dispatch(self, operands: Any) -> tuple[Any, Result]:
@@ -219,9 +220,18 @@ class Mapped:
                     specs[recipe.born[number][2] if tag == "b" else number] = spec
         return tuple(specs)
 
-    def _explain(self, error: Exception) -> None:
-        """Say of JAX's error what it means for cells; nothing where it has nothing to do with them."""
+    def _explain(self, error: Exception, operands: Any) -> None:
+        """Say of JAX's error what it means for cells and arguments; nothing where it has nothing to do with them."""
         text, assigned = str(error), self.assigned
+        odd = [
+            Offence(name + jax.tree_util.keystr(path), f"{leaf!r} ({type(leaf).__name__}) is no array")
+            for name, tree in zip(assigned.arguments, operands[2], strict=True)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+            if not is_array(leaf)
+        ]
+        if odd:
+            remedy = "pass what is fixed as a keyword argument, or close over it (functools.partial)"
+            raise ArgumentError("shard_map cuts arrays, and these arguments are something else", odd, remedy) from error
         written = sorted({int(place) for place in re.findall(r"out_specs\[1\]\[(\d+)\]", text)})
         if "out_specs" in text and written:
             names = assigned.names()

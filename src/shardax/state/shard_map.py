@@ -15,10 +15,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec, get_abstract_mesh
 
+from shardax._compat import backend_initialised, trace_state_clean
 from shardax.errors import ArgumentError, ShardMapError
-from shardax.names.mesh import MeshLike, MeshSpec, as_mesh, required_mesh
+from shardax.names.mesh import AnyMesh, MeshLike, MeshSpec, as_mesh, required_mesh
+from shardax.names.mesh_build import make_mesh
 from shardax.state.aliasing import refuse_shared
 from shardax.state.building import mesh_key
 from shardax.state.forms import Chosen
@@ -72,15 +74,23 @@ class ShardMapped:
 
     def _lift(self, static: frozenset[str]) -> Lift:
         title = getattr(self._function, "__qualname__", None) or repr(self._function)
-        key = mesh_key if self._options.mesh is None else None
+        key = None if isinstance(self._options.mesh, Mesh) else mesh_key
         graph = (self._options.graph, self._options.graph_updates)
         lift = Lift(self._function, Options(title, Chosen((), static), graph=graph, context=key), self._compile)
         lift.compile = functools.partial(self._compile, lift)
         return lift
 
+    def _mesh(self) -> AnyMesh:
+        """The mesh of a call. One that was only spelled, with none in force, takes the devices that are there."""
+        mesh = required_mesh(self._options.mesh, "shard_map")
+        if isinstance(mesh, Mesh) or not get_abstract_mesh().empty:
+            return mesh
+        present = trace_state_clean() or backend_initialised()
+        return make_mesh(mesh, axis_types=mesh.axis_types) if present and mesh.size <= jax.device_count() else mesh
+
     def _compile(self, lift: Lift, lifted: Lifted, gathered: Gathered) -> Callable[..., Any]:
         options = self._options
-        mesh = required_mesh(options.mesh, "shard_map")
+        mesh = self._mesh()
         if options.graph is False:
             refuse_shared(lifted.graph, lift.root_names(lifted.form), "shard_map")
         assigned = assign(lift, lifted, gathered, options, mesh)
