@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks import timing
+from benchmarks import _front_page, timing
 
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {"__init__", "__main__", "timing"}
@@ -53,6 +53,7 @@ def write_readme() -> None:
         parts.extend(timing.markdown(result) for result in results)
         parts.append(f"*{record['date']}, {record['cores']} cores ({record['machine']}); {versions}.{quick}*\n")
     (HERE / "README.md").write_text("\n".join(parts))
+    _front_page.write()
 
 
 def main() -> int:

@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import shardax as sx
+from shardax.tables import show_bytes
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 BLOCKS = re.findall(r"^```(python|text|console)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
 
 
@@ -21,9 +23,8 @@ def run(code: str, names: dict) -> str:
     return printed.getvalue()
 
 
-def outputs() -> list[tuple[str, str]]:
+def outputs(names: dict) -> list[tuple[str, str]]:
     """(what a block printed, what the README shows after it)"""
-    names: dict = {}
     found = []
     for place, (kind, text) in enumerate(BLOCKS):
         if kind == "python":
@@ -32,8 +33,28 @@ def outputs() -> list[tuple[str, str]]:
     return found
 
 
-def test_every_block_prints_what_the_readme_shows():
-    blocks = outputs()
-    assert blocks
+def test_every_block_prints_what_the_readme_shows_and_the_picture_is_of_that_program():
+    names: dict = {}
+    blocks = outputs(names)
+    assert len(blocks) >= 2
     for printed, shown in blocks:
         assert printed == shown
+    picture = (ROOT / "docs" / "images" / "proof.svg").read_text(encoding="utf-8")  # drawn by docs/picture.py
+    proof = names["proof"]
+    assert f"loss on tpu:v5e:4x4, mesh {proof.mesh} (16 devices)" in picture
+    assert f"arguments {show_bytes(proof.memory.arguments)} " in picture
+    assert "docs/images/proof.svg" in README.read_text(encoding="utf-8")
+
+
+def test_the_figures_are_those_of_the_saved_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import _front_page
+
+    shown = README.read_text(encoding="utf-8").partition(_front_page.BEGIN)[2].partition(_front_page.END)[0]
+    assert shown.strip() == _front_page.table(), "run: python -m benchmarks --readme"
+    assert len(shown.splitlines()) > 5
+
+
+def test_every_link_leads_somewhere():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", README.read_text(encoding="utf-8"))
+    assert links and [link for link in links if not (ROOT / link).exists()] == []
