@@ -126,7 +126,7 @@ class Check:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-_COLUMNS = ("op", "axes", "times", "payload", "on the wire", "phase", "how", "where", "by", "what")
+_COLUMNS = ("op", "axes", "times", "payload", "on the wire", "phase", "how", "what", "where", "")
 
 
 def _any_number(path: str | None) -> str | None:
@@ -138,9 +138,9 @@ def _line(sites: list[Site]) -> tuple[str, ...]:
     one = sites[0]
     times, sent = sum(site.count for site in sites), sum(site.wire_bytes for site in sites)
     path = one.path if len({site.path for site in sites}) == 1 else _any_number(one.path)
-    what = "; ".join(part for part in (path, one.note) if part)
     sizes = (show_bytes(one.payload_bytes), show_bytes(sent)) if one.op else ("", "")
-    return one.op or "-", "×".join(one.axes), f"{times:,}", *sizes, one.phase, one.cause, one.place, one.operation, what
+    over, what = "×".join(one.axes), path or one.operation
+    return one.op or "-", over, f"{times:,}", *sizes, one.phase, one.cause, what, one.place, one.note
 
 
 def _text(check: Check) -> Iterator[str]:

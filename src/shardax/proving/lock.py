@@ -67,7 +67,7 @@ def spec_text(spec: PartitionSpec) -> str:
 def _collectives(proof: Proof) -> list[dict[str, Any]]:
     sites: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in proof.ledger:
-        where = f"{row.file.rpartition('/')[2]}:{row.function}" if row.file else ""
+        where = f"{row.file.rpartition('/')[2]}:{row.function.rpartition('<locals>.')[2]}" if row.file else ""
         key = (row.op, ",".join(row.axes), row.dtype, where, row.phase)
         site = sites.setdefault(
             key,
