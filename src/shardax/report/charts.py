@@ -11,6 +11,7 @@ from shardax.report.values import Chart, Roofline, show_seconds
 from shardax.tables import show_bytes, show_flops
 
 WIDE, TALL = 600.0, 260.0
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -86,18 +87,36 @@ def roofline_svg(roofline: Roofline) -> str:
     picture.text(WIDE, TALL + 36, "FLOP per byte moved", anchor="end", size=12, quiet=True)
     picture.line([(0, y(roofline.peak)), (WIDE, y(roofline.peak))], width=2)
     picture.text(WIDE, y(roofline.peak) - 10, f"peak {show_flops(roofline.peak)}/s", anchor="end", size=11)
-    slope = math.log10(x.high / x.low) / WIDE * TALL / math.log10(y.high / y.low)
-    steep = math.degrees(math.atan(slope))
+    dots = [(x(roof.intensity), y(roof.rate)) for roof in roofs]
     for text, bandwidth in {f"{show_bytes(roof.bandwidth)}/s": roof.bandwidth for roof in roofs}.items():
-        start = max(x.low, y.low / bandwidth)
-        low = x(start), y(start * bandwidth)
-        picture.line([low, (x(roofline.peak / bandwidth), y(roofline.peak))], width=1.5, opacity=0.55)
-        picture.text(low[0] + 6, low[1] - 6 * slope - 5, text, size=11, quiet=True, turned=-steep)
+        start, knee = max(x.low, y.low / bandwidth), roofline.peak / bandwidth
+        low, high = (x(start), y(start * bandwidth)), (x(knee), y(roofline.peak))
+        picture.line([low, high], width=1.5, opacity=0.55)
+        beyond = max((roof.intensity for roof in roofs if roof.bandwidth == bandwidth), default=0.0)
+        if beyond > knee:  # what lies there is not what limits the step
+            picture.line([high, (x(beyond), y(beyond * bandwidth))], opacity=0.35, dashed=True)
+        _along(picture, text, low, high, dots)
     for place, roof in enumerate(roofs):
         at = f"{short(roof.intensity)} FLOP per byte, {show_flops(roof.rate)}/s"
         hover = f"{roof.name}: {at}, {show_seconds(roof.seconds)}"
         picture.dot(x(roof.intensity), y(roof.rate), 6.5 if roof.name == roofline.bound_by else 4.5, kind(place), hover)
     return picture.render()
+
+
+def _along(picture: Svg, text: str, low: Point, high: Point, dots: list[Point]) -> None:
+    """Words along a roof, above it, where they are farthest from any dot."""
+    wide = len(text) * 6.4
+    length = math.dist(low, high) or 1.0
+    spots = [share * max(length - wide, 0.0) for share in (0.04, 0.3, 0.6, 0.9)]
+    middles = {spot: _between(low, high, (spot + wide / 2) / length) for spot in spots}
+    spot = max(spots, key=lambda spot: min(math.dist(middles[spot], dot) for dot in dots))
+    across, up = _between(low, high, spot / length)
+    turned = math.degrees(math.atan2(high[1] - low[1], high[0] - low[0]))
+    picture.text(across, up - 6, text, size=11, quiet=True, turned=turned)
+
+
+def _between(low: Point, high: Point, share: float) -> Point:
+    return low[0] + share * (high[0] - low[0]), low[1] + share * (high[1] - low[1])
 
 
 def _decades(values: list[float]) -> tuple[float, float]:

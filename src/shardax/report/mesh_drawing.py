@@ -20,6 +20,7 @@ from shardax.report.values import Span
 MOST_SHOWN = 1024
 PAPER = 640.0  # sheets are laid beside each other up to this width
 TERMINAL = 100
+GAP = 4.0  # between devices
 Sheet = tuple[int, int]  # slice, plane of the torus
 
 
@@ -169,13 +170,13 @@ class MeshDrawing:
             label = str(place) if size > 20 else ""
             colours = ramp(place, count), ink(place, count)
             hover = f"{where}: {self._named(seat)}"
-            picture.box(x, y, size - 3, size - 3, colours[0], label, hover, ink=colours[1], data=data)
+            picture.box(x, y, size - GAP, size - GAP, colours[0], label, hover, ink=colours[1], data=data)
         for host in sorted({seat.host for seat in seats}) if self.hosts > 1 else ():
             places = [seat.at for seat in seats if seat.host == host]
             (x0, y0), (x1, y1) = (tuple(pick(p[side] for p in places) for side in (0, 1)) for pick in (min, max))
             if len(places) >= (x1 - x0 + 1) * (y1 - y0 + 1):  # a host whose devices form a rectangle on the paper
-                x, y = left + x0 * size - 3, top + y0 * size - 3
-                picture.frame(x, y, (x1 - x0 + 1) * size + 3, (y1 - y0 + 1) * size + 3, f"host {host}")
+                x, y = left + x0 * size - GAP / 2, top + y0 * size - GAP / 2  # neighbours share a line
+                picture.frame(x, y, (x1 - x0 + 1) * size, (y1 - y0 + 1) * size, f"host {host}")
 
     def _named(self, seat: Seat) -> str:
         return ", ".join(f"{name} {at}" for name, at in zip(self.spec.names, seat.coordinate, strict=True))
