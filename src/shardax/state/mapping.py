@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import jax
@@ -22,7 +21,6 @@ from shardax.state.lifted import Lifted
 from shardax.state.map_specs import REPLICATED, Assigned, MapOptions, Specs, check_fit, cut
 from shardax.state.prefixes import has, has_graph_node, is_mapping_prefix, is_prefix_leaf
 
-_get_sharding = attrgetter("sharding")
 _SHARDS = 0x73686172  # between a key and the index of a shard: no split and no count of draws reaches so far
 _CLASH = re.compile(
     r"incompatible shapes|broadcast|same shape|shapes? mismatch|sizes? must|dimensions to (match|have)", re.I
@@ -106,11 +104,13 @@ class Mapped:
         """Put cells on the mesh where their specs want them; those that moved are stored, so that they move once."""
         donated, kept, plain, named = operands
         cells = kept[: self.lifted.cells]
-        leaves, structure = jax.tree.flatten(cells)
         try:
-            now = list(map(_get_sharding, leaves))
-        except AttributeError:  # a number or a NumPy array, which has none
-            now = [getattr(leaf, "sharding", None) for leaf in leaves]
+            if [cell.sharding for cell in cells] == self.seen:
+                return operands, {}
+        except AttributeError:  # a number, a NumPy array or a tree, which has none
+            pass
+        leaves, structure = jax.tree.flatten(cells)
+        now = [getattr(leaf, "sharding", None) for leaf in leaves]
         if now == self.seen:
             return operands, {}
         arrays = all(not isinstance(leaf, (Tracer, jax.ShapeDtypeStruct)) for leaf in leaves)
