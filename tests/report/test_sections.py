@@ -102,6 +102,9 @@ def test_times_and_roofline_agree_with_the_estimate(fits):
     times = {bar.label: bar.size for bar in time_bars(estimate).bars}
     assert times["compute"] == estimate.compute_seconds and times["HBM"] == estimate.hbm_seconds
     assert [bar.label for bar in time_bars(estimate).bars if bar.tone == "warn"] == [estimate.bottleneck]
+    together = sum(seconds for name, seconds in times.items() if name.startswith("ICI"))
+    assert time_bars(estimate).notes[0] == f"all axes share ICI: {show_seconds(together)} together"
+    assert together == pytest.approx(estimate.seconds)  # which is why a step takes longer than its longest bar
     roofs = roofline(estimate, fits.ledger)
     assert roofs.peak == pytest.approx(estimate.flops / estimate.compute_seconds)
     for roof in roofs.roofs:

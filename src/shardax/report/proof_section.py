@@ -230,7 +230,15 @@ def time_bars(estimate: Estimate) -> Bars:
         for name, seconds, source, colour in sorted(rows, key=lambda row: -row[1])
     )
     note = "a roofline: it ranks layouts and names the bottleneck, it predicts no clock"
-    return Bars("", bars, notes=(note,))
+    return Bars("", bars, notes=(*_shared_links(estimate), note))
+
+
+def _shared_links(estimate: Estimate) -> Iterator[str]:
+    """Axes that run over one link wait for each other: their times add up."""
+    for link in dict.fromkeys(time.link for time in estimate.link_seconds):
+        times = [time.seconds for time in estimate.link_seconds if time.link == link]
+        if len(times) > 1:
+            yield f"all axes share {link}: {show_seconds(sum(times))} together"
 
 
 def roofline(estimate: Estimate, ledger: Ledger) -> Roofline:
