@@ -8,6 +8,7 @@ import pytest
 
 import shardax as sx
 from shardax.errors import LayoutError, Offence
+from shardax.proving.check import check
 from shardax.report.html import fragment, page, write_report
 from shardax.report.markup import VOID, Markup, join, tag
 from shardax.report.values import Cell, Chart, Column, Grid, Section, Words
@@ -146,7 +147,9 @@ def test_long_grids_keep_all_rows_for_the_script_and_for_paper():
 
 
 def test_values_show_themselves_in_a_notebook(fits, layout):
-    for value in (fits, layout, fits.ledger):
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    checked = check(lambda x: x @ x, x, mesh="tp=2", in_specs=jax.P("tp"))
+    for value in (fits, layout, fits.ledger, checked):
         shown = value._repr_html_()
         assert shown == fragment(value) == notebook_html(value)
         reader = Reader(shown)

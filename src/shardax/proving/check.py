@@ -7,7 +7,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from itertools import count
 from typing import Any
 
@@ -27,7 +26,7 @@ from shardax.proving.rebind import Result, placed_leaves, results_of, trace_on, 
 from shardax.proving.site import Site
 from shardax.proving.step import Names, Step
 from shardax.proving.tracing import Call
-from shardax.tables import Table, parse_bytes, show_bytes
+from shardax.tables import Table, notebook_html, parse_bytes, show_bytes
 
 _SHOWN = 20
 _WIDTH = 118
@@ -123,7 +122,7 @@ class Check:
         return "\n".join(_text(self))
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return notebook_html(self)
 
 
 _COLUMNS = ("op", "axes", "times", "payload", "on the wire", "phase", "how", "what", "where", "")
