@@ -16,7 +16,7 @@ import jax
 
 from shardax.state.cells import Family
 from shardax.state.graph import Builder, Record, Ref
-from shardax.state.kinds import ARRAY, STATIC, Frozen, Kind, Mode, role_in, role_of
+from shardax.state.kinds import ARRAY, OBJECT, STATIC, Frozen, Kind, Mode, holds_cells, holds_tracers, role_in, role_of
 from shardax.state.program import Pick, everything, picker
 
 
@@ -148,8 +148,8 @@ class Emission:
         role = role_in(value, mode)
         if role is ARRAY:
             return self._array(value, alias)
-        if role is STATIC:
-            return ("s", Frozen(value))
+        if role is STATIC or (role is OBJECT and not (holds_cells(value) or holds_tracers(value))):
+            return ("s", Frozen(value))  # a plain object without state that comes from outside stays itself
         if identity in self._seen:
             return self._seen[identity]
         self._alive.append(value)

@@ -6,6 +6,7 @@ theirs with `register`; their adapters are imported when the framework has been,
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import types
@@ -239,7 +240,7 @@ STATIC = object()
 SCALAR = object()
 ARRAY = object()
 BOX = object()  # a mutable array of a framework: traced like an array, but with an identity, as a `jax.Ref` has
-UNKNOWN = object()  # a plain class: a node if it holds cells, static otherwise
+UNKNOWN = object()  # a plain class: a node if it holds cells or may be changed in place, static otherwise
 
 NAMED_DICT = NamedDictKind()
 LIST, DICT, TUPLE, SET, OBJECT, PYTREE = ListKind(), DictKind(), TupleKind(), SetKind(), ObjectKind(), PytreeKind()
@@ -388,10 +389,38 @@ def role_in(value: Any, mode: Mode) -> Any:
     if role is BOX:
         return ARRAY
     if role is UNKNOWN:
-        return OBJECT if holds_cells(value) else STATIC
+        return OBJECT if (mode != "static" and _is_open(type(value))) or holds_cells(value) else STATIC
     if mode != "data" and (role is TUPLE or isinstance(role, PytreeKind)) and _inert(value):
         return STATIC
     return role
+
+
+@functools.cache
+def _is_open(cls: type) -> bool:
+    """Is an instance nothing but its attributes, so that it may be looked into and built again?
+
+    A class that says what equal means (a frozen dataclass, an Enum) is a value: static, compared by that. Of any other
+    class an instance could be changed in place, or be given a cell inside a call: it is a node of the structure.
+    """
+    heap_type, bases = 1 << 9, cls.__mro__[:-1]
+    if cls.__new__ is not object.__new__ or not all(base.__flags__ & heap_type for base in bases):
+        return False
+    if any(vars(base).get("__slots__") for base in bases):
+        return False
+    return cls.__hash__ is None or (cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__)
+
+
+def holds_tracers(value: Any, seen: set[int] | None = None) -> bool:
+    """Does a value hold something that exists only while a trace is open?"""
+    seen = set() if seen is None else seen
+    if isinstance(value, Tracer):
+        return True
+    role = role_of(type(value))
+    role = OBJECT if role is UNKNOWN else role
+    if not isinstance(role, Kind) or id(value) in seen:
+        return False
+    seen.add(id(value))
+    return any(holds_tracers(child, seen) for child in role.open(value, "auto").values)
 
 
 def _inert(value: Any) -> bool:
@@ -400,7 +429,7 @@ def _inert(value: Any) -> bool:
     if role is STATIC or role is SCALAR:
         return True
     if role is UNKNOWN:
-        return not holds_cells(value)
+        return not _is_open(type(value)) and not holds_cells(value)
     if role is TUPLE or isinstance(role, PytreeKind):
         return all(map(_inert, role.open(value, "auto").values))
     return False

@@ -246,8 +246,11 @@ class Lifted:
             emission.changes(mutable, builder.contents, self.graph.records)
             self._shard_born(emission)
         boxes = {id(leaves[number]) for number in self.graph.boxes}
-        returned = jax.tree.leaves(out)
-        if self.needs_recipe or holds_cells(out) or any(is_ref(leaf) or id(leaf) in boxes for leaf in returned):
+        if (
+            self.needs_recipe
+            or holds_cells(out)
+            or any(is_ref(leaf) or id(leaf) in boxes for leaf in jax.tree.leaves(out))
+        ):
             emission.recipe.out = emission.ref(out, "data", False)
             self._shard(emission)
             out = None
