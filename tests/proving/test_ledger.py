@@ -1,6 +1,9 @@
 """The ledger's contract, row by row: every form in which a compiler writes a collective, and what is told of it."""
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 from tests.proving.compiled import ledger_of
 
 import shardax as sx
@@ -253,6 +256,20 @@ def test_in_a_branch_it_runs_at_most_so_often():
     rows = ledger_of("partitioner", "two_axes_branches").where(op="all-reduce")
     assert [row.conditional for row in rows] == [True]
     assert "in a branch: at most this often" in rows[0].notes
+
+
+def test_a_parameter_is_known_behind_the_barrier_of_a_rematerialization():
+    """`jax.checkpoint` puts an opt-barrier before what it computes again, so that XLA does not merge it away."""
+
+    def loss(w, x):
+        x, _ = lax.scan(jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None)), x, w)
+        return x.sum()
+
+    shapes = jax.ShapeDtypeStruct((4, 64, 64), jnp.float32), jax.ShapeDtypeStruct((16, 64), jnp.float32)
+    proof = sx.prove(jax.grad(loss), *shapes, mesh="fsdp=8", in_specs=(jax.P(None, "fsdp"), jax.P("fsdp")))
+    assert " opt-barrier(" in proof.hlo
+    gathers = [row for row in proof.ledger.where(op="all-gather") if row.path == "w"]
+    assert [(row.phase, row.count) for row in gathers] == [("forward", 4), ("backward", 4)]
 
 
 # ---- altered text ---------------------------------------------------------------------------------------------------

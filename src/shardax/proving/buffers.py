@@ -14,7 +14,7 @@ from shardax.proving.shapes import ArrayShape, arrays
 from shardax.proving.walk import Execution, walk
 
 _NOT_NEW = frozenset(
-    {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "call", "conditional", "optimization-barrier",
+    {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "call", "conditional", "opt-barrier",
      "send", "recv", "send-done", "recv-done", "dynamic-update-slice"}
 )  # fmt: skip
 

@@ -14,12 +14,12 @@ KNOWN = frozenset(
         "divide", "domain", "dot", "dynamic-reshape", "dynamic-slice", "dynamic-update-slice", "erf", "exponential",
         "exponential-minus-one", "fft", "floor", "fusion", "gather", "get-dimension-size", "get-tuple-element",
         "imag", "infeed", "iota", "is-finite", "log", "log-plus-one", "logistic", "map", "maximum", "minimum",
-        "multiply", "negate", "not", "optimization-barrier", "or", "outfeed", "pad", "parameter", "partition-id",
+        "mulhi", "multiply", "negate", "not", "opt-barrier", "or", "outfeed", "pad", "parameter", "partition-id",
         "popcnt", "power", "ragged-all-to-all", "ragged-dot", "real", "recv", "reduce", "reduce-precision",
         "reduce-scatter", "reduce-window", "remainder", "replica-id", "reshape", "reverse", "rng",
         "rng-bit-generator", "rng-get-and-update-state", "round-nearest-afz", "round-nearest-even", "rsqrt",
-        "scaled-dot", "scatter", "select", "select-and-scatter", "send", "set-dimension-size", "shift-left",
-        "shift-right-arithmetic", "shift-right-logical", "sign", "sine", "sinh", "slice", "sort", "sqrt",
+        "scaled-dot", "scan", "scatter", "select", "select-and-scatter", "send", "set-dimension-size", "shift-left",
+        "shift-right-arithmetic", "shift-right-logical", "shuffle", "sign", "sine", "sinh", "slice", "sort", "sqrt",
         "stochastic-convert", "subtract", "tan", "tanh", "topk", "transpose", "triangular-solve", "tuple", "while",
         "xor"
     }

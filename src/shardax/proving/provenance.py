@@ -11,7 +11,7 @@ _NEAR = 5
 # Operations that hand on (a part of) their first operand: what comes out is still that argument.
 _HANDS_ON = frozenset(
     {"copy", "copy-start", "copy-done", "bitcast", "bitcast-convert", "convert", "reshape", "transpose", "slice",
-     "dynamic-slice", "optimization-barrier", "all-gather", "all-gather-start", "all-gather-done", "fusion-done",
+     "dynamic-slice", "opt-barrier", "all-gather", "all-gather-start", "all-gather-done", "fusion-done",
      "async-done", "call-done"}
 )  # fmt: skip
 _ENTERED = frozenset({"fusion", "call", "fusion-start", "call-start", "async-start"})

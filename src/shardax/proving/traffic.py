@@ -18,7 +18,7 @@ from shardax.proving.walk import Execution, walk
 
 _FREE = frozenset(
     {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "call", "conditional", "after-all",
-     "partition-id", "replica-id", "optimization-barrier", "send", "recv", "send-done", "recv-done", "add-dependency",
+     "partition-id", "replica-id", "opt-barrier", "send", "recv", "send-done", "recv-done", "add-dependency",
      "domain", "call-start", "async-start", "custom-call-start"}
 )  # fmt: skip
 _SLICING = frozenset({"dynamic-slice", "slice", "gather"})

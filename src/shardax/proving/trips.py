@@ -16,7 +16,7 @@ from shardax.proving.integrity import fail
 from shardax.proving.shapes import bare, element
 
 _KNOWN = re.compile(r'known_trip_count["\\]*\s*[:=]\s*\{["\\]*n["\\]*\s*:\s*["\\]*(\d+)')
-_THROUGH = frozenset({"copy", "bitcast", "convert", "reshape", "copy-start", "copy-done", "optimization-barrier"})
+_THROUGH = frozenset({"copy", "bitcast", "convert", "reshape", "copy-start", "copy-done", "opt-barrier"})
 _ENTERED = frozenset({"fusion", "call"})
 _DEEPEST = 40
 _FLIPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
