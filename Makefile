@@ -15,8 +15,9 @@ help:
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location \
+	@echo "installing shardax into $(VENV) …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location \
 	  --constraint constraints.txt --editable '.[$(EXTRAS)]' 2>&1 | (grep -v "^WARNING: Location" || true)
 	@$(BIN)/python -c 'import shardax, pytest'
 	@touch $@
@@ -34,7 +35,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 demo: $(STAMP)
-	$(BIN)/shardax demo
+	@$(BIN)/shardax demo
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]' 2>&1 | (grep -v "^WARNING: Location" || true)
