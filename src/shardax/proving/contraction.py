@@ -7,7 +7,9 @@ the smaller is, and the outcome is ambiguous.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from shardax.proving.moves import Entries, without
@@ -30,6 +32,31 @@ def dot_general(operands: Sequence[Laid], result: Laid, params: Mapping[str, Any
     partial = tuple(axis for dim in left_contracted for axis in lefts[dim])
     travels += summed((lefts[dim] for dim in left_contracted), Laid(result.shape, result.dtype, out), sizes)
     return Outcome((out,), tuple(travels), _why(travels, partial, gathered), ambiguous)
+
+
+def convolution(operands: Sequence[Laid], result: Laid, params: Mapping[str, Any], sizes: Sizes) -> Outcome | None:
+    """A convolution is a product over its features (of gradients: over the batch); None where its window is cut up."""
+    numbers = params["dimension_numbers"]
+    specs = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    grouped = params["feature_group_count"] * params["batch_group_count"] != 1
+    if grouped or any(laid.entries[dim] for laid, spec in zip(operands, specs, strict=False) for dim in spec[2:]):
+        return None
+    left, right, out = (
+        _matrix(laid, spec) for laid, spec in zip((operands[0], operands[1], result), specs, strict=True)
+    )
+    plain = {"dimension_numbers": (((1,), (1,)), ((), ()))}
+    found = dot_general([left, right], out, plain, sizes)
+    entries: list[tuple[str, ...]] = [()] * len(result.shape)
+    for dim, axes in zip(numbers.out_spec[:2], found.results[0], strict=True):
+        entries[dim] = axes
+    return replace(found, results=(tuple(entries),))
+
+
+def _matrix(laid: Laid, spec: Sequence[int]) -> Laid:
+    """Its first two dimensions, in the order of a convolution; the window belongs to the second."""
+    first, second, *window = spec
+    size = laid.shape[second] * math.prod(laid.shape[dim] for dim in window)
+    return replace(laid, shape=(laid.shape[first], size), entries=(laid.entries[first], laid.entries[second]))
 
 
 def _labels(left: Laid, right: Laid, pairs: Sequence[tuple[int, int]]) -> _Labels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
@@ -81,11 +81,22 @@ def moves(
     if permuted:
         finer = new if len(used(new)) > len(used(old)) else old
         found.append(Move("collective-permute", permuted, local_bytes(shape, itemsize, finer, sizes)))
-    if gathered:
-        found.append(Move("all-gather", gathered, local_bytes(shape, itemsize, rest, sizes)))
+    found += _gathers(old, gathered, shape, itemsize, sizes)
     if turned:
         found.append(Move("all-to-all", turned, local_bytes(shape, itemsize, rest, sizes)))
     return tuple(found)
+
+
+def _gathers(
+    old: Entries, gathered: Sequence[str], shape: Sequence[int], itemsize: int, sizes: Mapping[str, int]
+) -> Iterator[Move]:
+    """One all-gather for every dimension, the last one first, as XLA does it."""
+    held = old
+    for axes in reversed(old):
+        lost = tuple(axis for axis in axes if axis in gathered)
+        if lost:
+            held = without(held, lost)
+            yield Move("all-gather", lost, local_bytes(shape, itemsize, held, sizes))
 
 
 def _reordered(old: Entries, rest: Entries, new: Entries, sizes: Mapping[str, int]) -> tuple[str, ...]:

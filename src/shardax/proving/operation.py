@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from shardax._compat import DuplicateSpecError, ShardingTypeError, abstract_result, laid_type
-from shardax.proving.contraction import dot_general
+from shardax.proving.contraction import convolution, dot_general
 from shardax.proving.implied import OWN, concatenated, implied, own_collective
 from shardax.proving.indexing import dynamic_update_slice, gather, scatter
 from shardax.proving.moves import Entries, Move, as_spec, entries, replicated
@@ -25,6 +25,7 @@ RULES = {
     "reshape": reshape,
 }
 _PLACED = ("out_sharding", "sharding")  # parameters by which a program says how a result lies
+_WHOLE = frozenset({"fft"})  # XLA's partitioner cuts up none
 _UNSUITED = frozenset({"sort", "top_k"})  # operands of one shape, and yet not elementwise
 
 
@@ -97,6 +98,12 @@ class Operations:
             laid = [_with(result, out) for result, out in zip(results, outs, strict=True)]
             travels = own_collective(name, operands, laid, params, self.sizes)
             return Outcome(tuple(each.entries for each in laid), travels, "the program's own")
+        if name == "conv_general_dilated" and (found := convolution(operands, results[0], params, self.sizes)):
+            return found
+        if name in _WHOLE:
+            return replace(
+                self.opaque(operands, results, f"{name} is done on whole arrays"), opaque=False, ambiguous=False
+            )
         if name in RULES:
             return RULES[name](operands, results[0], params, self.sizes)
         if name.startswith("scatter") and len(operands) == 3:
