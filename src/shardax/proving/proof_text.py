@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from shardax.errors import plural
-from shardax.tables import show_bytes, show_flops
+from shardax.tables import Table, show_bytes, show_flops
 
 Proof = Any  # proof.py stands above this file: a proof knows how to print itself
 WIDTH = 118
 MOST = 6  # rows of every list
+_LONG_PATH = re.compile(r"^[\w.]+(?:\[[^\]]*\])+?((?:\[[^\]]*\]){2})(?=;|$)")
 
 
 def proof_text(proof: Proof) -> str:
@@ -83,9 +86,16 @@ def _collectives(proof: Proof) -> Iterator[str]:
     if not len(proof.ledger):
         yield "collectives none"
         return
-    lines = str(proof.ledger.table(MOST)).splitlines()
+    lines = str(_narrow(proof.ledger.table(MOST))).splitlines()
     yield f"collectives {lines[0]}"
     yield from (_cut(f"  {line}") for line in lines[1:])
+
+
+def _narrow(table: Table) -> Table:
+    """What a screen has room for: no types, not who asked (the ledger's own table has both), the end of long paths."""
+    kept = [place for place, name in enumerate(table.columns) if name not in ("dtype", "by")]
+    rows = tuple(tuple(_LONG_PATH.sub(r"…\1", row[place]) for place in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[place] for place in kept), rows=rows)
 
 
 def _worries(proof: Proof) -> Iterator[str]:
