@@ -102,10 +102,11 @@ class Llama:
 ADAM = optax.adamw(3e-4)
 LLAMA_8B = Llama(32, 4096, 32, 8, 14336)
 LLAMA_70B = Llama(80, 8192, 64, 8, 28672)
+LLAMA_405B = Llama(126, 16384, 128, 8, 53248)
 
 
-def train_step(model: Llama) -> Any:
-    """`step(state, tokens) -> (state, loss)`, the old state donated."""
+def train_step(model: Llama, scan: bool = True) -> Any:
+    """`step(state, tokens) -> (state, loss)`, the old state donated; without `scan` layer after layer is traced."""
 
     def shard(x: jax.Array, *spec: Any) -> jax.Array:
         mesh = jax.sharding.get_abstract_mesh()
@@ -134,7 +135,11 @@ def train_step(model: Llama) -> Any:
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
         x = shard(params["embed"][tokens], BATCH, None, None)
-        x, _ = lax.scan(block, x, params["layers"])
+        if scan:
+            x, _ = lax.scan(block, x, params["layers"])
+        else:
+            for at in range(model.layers):
+                x, _ = block(x, jax.tree.map(lambda stacked, at=at: stacked[at], params["layers"]))
         logits = shard(_norm(x, params["norm"]) @ params["unembed"], BATCH, None, "tp")
         targets = jnp.roll(tokens, -1, axis=1)
         return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets).mean()
