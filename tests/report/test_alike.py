@@ -35,7 +35,7 @@ def test_a_layout_of_many_layers_is_a_few_rows_with_the_same_sums():
     assert sum(row[4].sort for row in alike_grid(layout.decisions).rows) == layout.bytes_per_device
     copies = copies_grid(layout.decisions, layout.mesh_spec)
     assert sum(row[4].sort for row in copies.rows) == layout.analysis().replicated_bytes
-    assert copies.rows[0][5].text == "on 'dp' beside 'fsdp': dim 0 (64) divides; saves 8 KiB each"
+    assert copies.rows[0][5].text == "on 'dp' beside 'fsdp': dim 0 (64) divides; saves 240 KiB"
 
 
 def test_without_copies_there_is_no_grid():

@@ -74,8 +74,11 @@ def analyse(decisions: Sequence[Decision], mesh: MeshSpec, most: int = 10) -> La
     )
 
 
-def suggestion_for(decision: Decision, mesh: MeshSpec) -> str:
-    """The unused axis and dimension that would save most, and why they go together; empty when none do."""
+def suggestion_for(decision: Decision, mesh: MeshSpec, leaves: int = 1) -> str:
+    """The unused axis and dimension that would save most (on so many leaves alike), and why they go together.
+
+    Empty when none do.
+    """
     sizes = mesh.shape
     unused = [axis for axis, size in sizes.items() if size > 1 and axis not in axes_in(decision.spec)]
     entries = list(entries_of(decision.spec, len(decision.shape)))
@@ -88,7 +91,7 @@ def suggestion_for(decision: Decision, mesh: MeshSpec) -> str:
     if not options:
         return ""
     _, shared, dim, axis = min(options)
-    saved = decision.bytes_per_device - decision.bytes_per_device // sizes[axis]
+    saved = leaves * (decision.bytes_per_device - decision.bytes_per_device // sizes[axis])
     beside = f" beside {entries[dim]!r}" if shared else ""
     return f"on {axis!r}{beside}: dim {dim} ({decision.shape[dim]}) divides; saves {show_bytes(saved)}"
 

@@ -216,7 +216,5 @@ def copies_grid(decisions: Sequence[Decision], mesh: MeshSpec) -> Grid | None:
 
 
 def _suggestion(found: Sequence[Decision], mesh: MeshSpec) -> Cell:
-    words = suggestion_for(found[0], mesh)
-    if not words:
-        return Cell("no unused axis divides", tone="quiet")
-    return Cell(f"{words} each" if len(found) > 1 else words)
+    words = suggestion_for(found[0], mesh, len(found))
+    return Cell(words) if words else Cell("no unused axis divides", tone="quiet")
