@@ -554,6 +554,24 @@ def test_entries_do_not_keep_arguments_alive():
     assert alive() is None and array() is None
 
 
+@pytest.mark.parametrize("donate", [None, "state"])
+def test_a_function_that_nobody_reaches_lets_go_of_what_it_closed_over(donate):
+    def use():
+        cell = sx.State(jnp.ones(3))
+
+        @sx.jit(donate=donate)
+        def step(x):
+            cell.value = cell.value + x
+
+        step(1.0)
+        step.lower(1.0).compile()
+        return weakref.ref(cell)
+
+    alive = use()
+    gc.collect()
+    assert alive() is None
+
+
 def test_closures_that_are_rebound_are_let_go():
     holder = {"cell": sx.State(jnp.float32(0))}
     step = sx.jit(lambda: holder["cell"].value)

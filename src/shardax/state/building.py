@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from shardax._compat import compilations_of
 from shardax.names.mesh import current_mesh
 from shardax.state.effects import Result, with_moved
 from shardax.state.lift import Gathered, Lift
-from shardax.state.lifted import Lifted
+from shardax.state.lifted import Lifted, weakly
 from shardax.state.prefixes import (
     Assignment,
     bind_all,
@@ -138,7 +137,7 @@ def _shown(buffers: list[Any]) -> str:
 
 
 def _jit(lifted: Lifted, options: JitOptions, assigned: list[Any] | None, run: Any = None) -> Any:
-    form, run = lifted.form, run or lifted.run
+    form, run = lifted.form, run or weakly(lifted.run)
     arguments: dict[str, Any] = {"keep_unused": options.keep_unused, "inline": options.inline}
     arguments["donate_argnums"] = (0, 4) if form.donated or form.donated_names else (0,) if lifted.donate else ()
     if options.compiler_options is not None:
@@ -264,7 +263,7 @@ class Keeper:
                 values[number] = jax.device_put(value, want)
         if not strayed:
             return result
-        run = functools.partial(self.lifted.run_pinned, {**self.lifted.pins, **strayed})
+        run = weakly(self.lifted.run_pinned, {**self.lifted.pins, **strayed})
         self.variants[tuple(inputs.items())] = _jit(self.lifted, self.options, self.assigned, run)
         self.last, self.careful = ([], self.jitted), True
         return Result(result.effects, values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -295,6 +296,21 @@ def _hold_all(emission: Emission, assignment: Assignment) -> None:
         if tag in "bv":
             place = emission.recipe.born[number][2] if tag == "b" else number
             emission.values[place] = hold(emission.values[place], sharding)
+
+
+def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
+    """A method for `jax.jit`, with its first arguments: what JAX holds, Python's collector does not see.
+
+    Held by its object, a jitted bound method would keep it, and all that it closes over, alive for ever.
+    """
+    here = weakref.WeakMethod(method)
+
+    def run(*operands: Any) -> Any:
+        alive = here()
+        assert alive is not None, "the lifted function is held by whoever calls what was made of it"
+        return alive(*first, *operands)
+
+    return run
 
 
 _NOTHING: tuple[Any, ...] = ()

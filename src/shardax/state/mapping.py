@@ -17,7 +17,7 @@ from shardax.names.mesh import same_mesh
 from shardax.names.spec import axes_in
 from shardax.state.effects import Effects, Result, with_moved
 from shardax.state.faults import is_array
-from shardax.state.lifted import Lifted
+from shardax.state.lifted import Lifted, weakly
 from shardax.state.map_specs import REPLICATED, Assigned, MapOptions, Specs, check_fit, cut
 from shardax.state.prefixes import has, has_graph_node, is_mapping_prefix, is_prefix_leaf
 
@@ -85,12 +85,12 @@ class Mapped:
 
     def _compile(self) -> None:
         """One `jax.jit` for calls under grad or vmap and one for eager calls, whose results lie as was asked."""
-        self.staged = self.jitted = jax.jit(self.run)
+        self.staged = self.jitted = jax.jit(weakly(self.run))
         partly = self.manual != list(map(str, self.options.mesh.axis_names))
         if self.lifted.needs_recipe or self.explicit or partly or not isinstance(self.options.mesh, jax.sharding.Mesh):
             return
         results = jax.tree.map(self._named, _results(self.options.out_specs), is_leaf=is_prefix_leaf)
-        self.jitted = jax.jit(self.run, out_shardings=(results, None))
+        self.jitted = jax.jit(weakly(self.run), out_shardings=(results, None))
 
     def _alone(self, error: Exception) -> bool:
         """Did JAX only miss that what varies between shards does not, where there is just one?"""
