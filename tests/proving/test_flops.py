@@ -130,6 +130,31 @@ def test_library_products_count_and_custom_kernels_are_named():
     assert opaque_calls(sx.parse_hlo(hlo(GEMM))) == ()
 
 
+CUDNN = """
+%x = f32[8]{0} parameter(0)
+%i = bf16[8,32,32,64]{3,2,1,0} broadcast(%x), dimensions={}
+%k = bf16[128,3,3,64]{3,2,1,0} broadcast(%x), dimensions={}
+%o = bf16[8,32,32,128]{3,2,1,0} broadcast(%x), dimensions={}
+LINE, window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convKIND"
+ROOT %r = f32[8]{0} add(%x, %x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("Forward", "%c = (bf16[8,32,32,128]{3,2,1,0}, u8[0]{0}) custom-call(%i, %k)"),
+        ("BiasActivationForward", "%c = (bf16[8,32,32,128]{3,2,1,0}, u8[0]{0}) custom-call(%i, %k, %x)"),
+        ("BackwardInput", "%c = (bf16[8,32,32,64]{3,2,1,0}, u8[0]{0}) custom-call(%o, %k)"),
+        ("BackwardFilter", "%c = (bf16[128,3,3,64]{3,2,1,0}, u8[0]{0}) custom-call(%i, %o)"),
+    ],
+)
+def test_library_convolutions_cost_the_same_each_way(kind, line):
+    module = sx.parse_hlo(hlo(CUDNN.replace("LINE", line).replace("KIND", kind)))
+    assert sx.flops(module) == 2 * 8 * 128 * 64 * (32 * 3 - 2) ** 2
+    assert opaque_calls(module) == ()
+
+
 DOT = """
 %x = f32[8]{0} parameter(0)
 %a = f32[4,8]{1,0} broadcast(%x), dimensions={1}

@@ -19,6 +19,10 @@ from shardax.proving.shapes import ArrayShape, arrays
 from shardax.proving.walk import walk
 
 _LIBRARY_MATMUL = re.compile(r'custom_call_target="__(?:cublas\$[\w$]*(?:gemm|matmul)[\w$]*|onednn\$matmul)"', re.I)
+# Which of operands and result are a convolution's input, kernel and output; its labels are always the forward one's.
+_LIBRARY_CONVOLUTION = re.compile(r'custom_call_target="__cudnn\$conv(BackwardInput|BackwardFilter|\w*Forward\w*)"')
+_ROLES = {"BackwardInput": ("result", 1, 0), "BackwardFilter": (0, "result", 1)}
+_FORWARD = (0, 1, "result")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ension(?:s)?":\[)([\d",]*)[\]}]')
 _SIZES = ("size", "stride", "lhs_dilate", "rhs_dilate")
@@ -35,7 +39,9 @@ def is_product(instruction: Instruction) -> bool:
     opcode = instruction.opcode
     if opcode in _COUNTS:
         return True
-    return opcode == "custom-call" and bool(_LIBRARY_MATMUL.search(instruction.tail))
+    return opcode == "custom-call" and bool(
+        _LIBRARY_MATMUL.search(instruction.tail) or _LIBRARY_CONVOLUTION.search(instruction.tail)
+    )
 
 
 def flops(module: HloModule) -> int:
@@ -67,7 +73,7 @@ def opaque_calls(module: HloModule) -> tuple[str, ...]:
 
 def product_flops(computation: Computation, instruction: Instruction) -> tuple[str, int]:
     """Element type and FLOPs of one execution of a product."""
-    count = _COUNTS.get(instruction.opcode, _dot)
+    count = _COUNTS.get(instruction.opcode) or (_convolution if "$conv" in instruction.tail else _dot)
     return arrays(computation.shape(instruction.operands[0]))[0].dtype, count(computation, instruction)
 
 
@@ -145,14 +151,23 @@ def _group_count(instruction: Instruction, kind: str) -> int:
     return int(instruction.attribute(f"{kind}_group_count") or 1)
 
 
+def _parts(computation: Computation, instruction: Instruction) -> list[tuple[int, ...]]:
+    """Dimensions of input, kernel and output."""
+    library = _LIBRARY_CONVOLUTION.search(instruction.tail) if instruction.opcode == "custom-call" else None
+    roles = _ROLES.get(library[1], _FORWARD) if library else _FORWARD
+    return [
+        arrays(instruction.shape)[0].dims if isinstance(role, str) else _array(computation, instruction, role).dims
+        for role in roles
+    ]
+
+
 def _convolution(computation: Computation, instruction: Instruction) -> int:
     match = re.search(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)", instruction.tail)
     if not match:
         _refuse(instruction, "a convolution without dim_labels")
         return 0
     left, kernel, result = match.groups()
-    inputs, weights = (_array(computation, instruction, place).dims for place in (0, 1))
-    outputs = arrays(instruction.shape)[0].dims
+    inputs, weights, outputs = _parts(computation, instruction)
     if (len(left), len(kernel), len(result)) != (len(inputs), len(weights), len(outputs)):
         _refuse(instruction, f"dim_labels={match[0]} for {inputs}, {weights}, {outputs}")
     features, batches = _group_count(instruction, "feature"), _group_count(instruction, "batch")
