@@ -1,8 +1,9 @@
 """An Equinox classifier on any mesh: plain `equinox` code, a layout by rules, and a cell for what is counted.
 
-    python examples/equinox_mlp.py
+    python examples/equinox_mlp.py                                    train it on eight simulated devices
+    shardax prove examples/equinox_mlp.py:case --target tpu:v5e:2x4   what it would do on a TPU
 
-Nothing is filtered by hand: `sx.jit` takes modules with functions and settings among their leaves as they are.
+`sx.jit` takes modules as they are: nothing is filtered by hand, and what a cell in a module counts is counted.
 """
 
 import equinox as eqx
@@ -23,24 +24,23 @@ RULES = [
     ("layers/0/(weight|bias)", P("tp")),
     ("layers/1/weight", P(None, "tp")),
     ("layers/1/bias", P()),
+    ("^[xy]$", P("dp")),  # the batch: two arguments of the step
 ]
 
 
 class Classifier(eqx.Module):
-    """Two layers around an activation, and how many examples they have been trained on."""
+    """Two layers, and how many points they have been trained on."""
 
     layers: list[eqx.nn.Linear]
-    activation: object
     seen: sx.State
 
     def __init__(self, key: jax.Array):
         first, last = jax.random.split(key)
         self.layers = [eqx.nn.Linear(2, WIDTH, key=first), eqx.nn.Linear(WIDTH, CLASSES, key=last)]
-        self.activation = jax.nn.gelu
         self.seen = sx.State(jnp.zeros((), int))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.layers[1](self.activation(self.layers[0](x)))
+        return self.layers[1](jax.nn.gelu(self.layers[0](x)))
 
 
 def loss_of(model: Classifier, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -67,6 +67,14 @@ def spirals(steps: int) -> tuple[np.ndarray, np.ndarray]:
     radius = rng.uniform(0.1, 1.0, size=y.shape)
     angle = 4 * radius + 2 * np.pi * y / CLASSES + rng.normal(scale=0.05, size=y.shape)
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1).astype(np.float32), y
+
+
+def case() -> sx.Case:
+    """The step and its arguments: what `shardax layout`, `prove`, `check` and `lock` look at."""
+    model = Classifier(jax.random.key(0))
+    moments = OPTIMIZER.init(eqx.filter(model, eqx.is_array))
+    x, y = jax.ShapeDtypeStruct((BATCH, 2), jnp.float32), jax.ShapeDtypeStruct((BATCH,), jnp.int32)
+    return sx.Case(train_step, (model, moments, x, y), RULES, mesh="dp=4,tp=2")
 
 
 def main() -> None:

@@ -134,3 +134,13 @@ def test_a_layout_places_a_module_and_jit_keeps_it_there():
     shrunk = sx.jit(lambda m: jax.tree.map(lambda leaf: leaf * 0.5 if eqx.is_array(leaf) else leaf, m.inner))(model)
     assert shrunk.layers[0].weight.sharding.is_equivalent_to(NamedSharding(MESH, P("x")), 2)
     assert shrunk.layers[0].weight.shape == (16, 4)
+
+
+def test_layouts_and_proofs_call_a_cell_what_its_place_is_called():
+    model = Counted(mlp(16), sx.State({"steps": jnp.zeros(8)}))
+    layout = sx.layout({"calls": model.calls}, [("calls/steps", P("x"))], mesh=MESH)
+    assert layout["calls/steps"].spec == P("x") and layout.specs == {"calls": {"steps": P("x")}}
+    assert sx.put({"calls": model.calls}, layout)["calls"]["steps"].sharding.spec == P("x")
+    step = sx.jit(lambda calls: calls.value["steps"].sum())
+    proof = sx.Case(step, (model.calls,), [("calls/steps", P("x"))], mesh=MESH).prove(target="cpu:8")
+    assert list(proof.ledger.by_op()) == ["all-reduce"]

@@ -284,7 +284,7 @@ def _classify(tree: Any, kind: type) -> _Node | None:
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if getattr(kind, "__shardax_box__", False):  # our own cells say so themselves: state/ is a room further down
-        return _BOX
+        return _CELL
     for module, name, node in _FOREIGN:
         foreign = getattr(sys.modules.get(module), name, None)
         if foreign is not None and issubclass(kind, foreign):

@@ -201,6 +201,7 @@ class State:
     """
 
     __slots__ = ("__weakref__", "_home", "_spec", "_value")
+    __shardax_box__: ClassVar[bool] = True  # to layouts: what I hold is called what I am called
 
     def __init__(self, value: Any, **metadata: Any) -> None:
         self._spec = CellSpec.of(type(self), metadata)
