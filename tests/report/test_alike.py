@@ -18,6 +18,12 @@ def test_numbers_of_layers_are_starred_where_they_differ():
     assert list(paths("blocks/0/w")) == ["blocks/0/w"]
 
 
+def test_paths_of_every_spelling():
+    assert list(paths("p['layers'][0]['w1']", "p['layers'][1]['w1']")) == ["p['layers'][*]['w1']"]
+    assert list(paths("model.blocks.0.w", "model.blocks.10.w")) == ["model.blocks.*.w"]
+    assert list(paths("p['w1']", "p['w3']")) == ["p['w1']", "p['w3']"]
+
+
 def test_names_that_end_in_a_digit_are_not_numbers():
     assert list(paths("mlp/w1", "mlp/w3", "conv2/w", "conv3/w")) == ["mlp/w1", "mlp/w3", "conv2/w", "conv3/w"]
 

@@ -1,11 +1,14 @@
 """Sections hold the numbers of the value they are made from, all of them and no others."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 
 import shardax as sx
 from shardax.errors import LayoutError, Offence
 from shardax.proving.check import check
+from shardax.proving.proof import LostDonation, NotAsAsked
 from shardax.report.code_lines import code_around, short_file
 from shardax.report.layout_section import layout_section
 from shardax.report.ledger_section import by_axis, by_line, ledger_section, sites
@@ -227,3 +230,16 @@ def test_very_many_leaves_keep_the_largest_and_say_how_many_there_are():
     leaves = subsection(layout_section(sx.layout(tree, [(".*", None)], "tp=2")), "Every leaf").blocks[0]
     assert (len(leaves.rows), leaves.total) == (2000, 2100)
     assert leaves.rows[0][0].text == "w2099" and leaves.rows[-1][0].text == "w100"
+
+
+def test_what_is_not_as_it_was_meant_to_be_is_listed_with_its_costs(fits):
+    lost = tuple(LostDonation(f"p['layers'][{n}]['w']", 1024) for n in range(3)) + (LostDonation("p['b']", 8192),)
+    moved = NotAsAsked("result['x']", (8, 4), jax.P("dp"), jax.P(), 64)
+    section = proof_section(replace(fits, lost_donations=lost, not_as_asked=(moved,)))
+    asked, donations = blocks(subsection(section, "Not as it was meant to be"), Grid)
+    assert [[cell.text for cell in row] for row in asked.rows] == [["result['x']", "[8,4]", "P('dp')", "P()", "64 B"]]
+    assert [[cell.text for cell in row] for row in donations.rows] == [
+        ["p['b']", "1", "8 KiB"],
+        ["p['layers'][*]['w']", "3", "3 KiB"],
+    ]
+    assert donations.notes == ("11 KiB per device are held twice",)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
 Leaf = TypeVar("Leaf")
-NUMBER = re.compile(r"(?:(?<=[/_])|^)\d+(?=/|$)")  # "blocks/3/w1", "layer_3/w1": w1 is no number
+NUMBER = re.compile(r"(?:(?<=[/._\[])|^)\d+(?=[/.\]]|$)")  # blocks/3/w1, layer_3/w1, ['blocks'][3]['w1']: not w1's
 
 
 def alike(
@@ -31,8 +31,6 @@ def alike(
 
 
 def _shared(paths: list[str]) -> str:
-    """The path of a group: a segment that differs has its number starred."""
-    if len(paths) == 1:
-        return paths[0]
-    columns = zip(*(path.split("/") for path in paths), strict=True)
-    return "/".join(same[0] if len(set(same)) == 1 else NUMBER.sub("*", same[0]) for same in columns)
+    """The path of a group: a number that differs is starred."""
+    columns = zip(*(re.split(r"(\d+)", path) for path in paths), strict=True)
+    return "".join(same[0] if len(set(same)) == 1 else "*" for same in columns)

@@ -11,6 +11,7 @@ from shardax.proving.ledger import Ledger
 from shardax.proving.memory import Memory
 from shardax.proving.placing import Placed, Replicated
 from shardax.proving.proof import Proof
+from shardax.report.alike import alike
 from shardax.report.cutting import array_cell, drawings, spec_text
 from shardax.report.devices import mesh_on
 from shardax.report.ledger_section import ledger_section
@@ -50,9 +51,11 @@ NOT_AS_ASKED = (
     Column("got", code=True, keep=9),
     Column("costs each device", right=True, keep=7),
 )
-DONATIONS = (PATH, Column("held twice on each device", right=True, keep=9))
+ARRAYS_ALIKE = Column("arrays", right=True, keep=6)
+DONATIONS = (PATH, ARRAYS_ALIKE, Column("held twice on each device", right=True, keep=9))
 REPLICATED = (
     PATH,
+    ARRAYS_ALIKE,
     Column("spec", code=True, keep=5),
     Column("not sharded over", keep=8),
     Column("copies", right=True, keep=6),
@@ -136,9 +139,13 @@ def _worries(proof: Proof) -> Iterator[Block]:
         )
         yield Grid("Shardings that are not as asked", NOT_AS_ASKED, rows, most=6)
     if proof.lost_donations:
-        lost = sorted(proof.lost_donations, key=lambda each: -each.bytes)
-        rows = tuple((Cell(each.path, tone="warn"), bytes_cell(each.bytes)) for each in lost)
-        total = f"{show_bytes(sum(each.bytes for each in lost))} per device are held twice"
+        groups = alike(proof.lost_donations, lambda each: each.path, lambda each: each.bytes)
+        sized = sorted(groups.items(), key=lambda item: -sum(each.bytes for each in item[1]))
+        rows = tuple(
+            (Cell(path, tone="warn"), count_cell(len(found)), bytes_cell(sum(each.bytes for each in found)))
+            for path, found in sized
+        )
+        total = f"{show_bytes(sum(each.bytes for each in proof.lost_donations))} per device are held twice"
         yield Grid("Donations lost", DONATIONS, rows, (total,), most=6)
     if proof.replicated:
         yield replicated_grid("Replicated arrays", proof.replicated)
@@ -146,16 +153,19 @@ def _worries(proof: Proof) -> Iterator[Block]:
 
 def replicated_grid(title: str, replicated: Sequence[Replicated]) -> Grid:
     """Arrays that stand on several devices, and what cutting them would save."""
+    groups = alike(replicated, lambda each: each.path, lambda each: (each.spec, each.bytes_per_device, each.copies))
+    sized = sorted(groups.items(), key=lambda item: -sum(each.wasted for each in item[1]))
     rows = tuple(
         (
-            Cell(each.path),
-            Cell(spec_text(each.spec)),
-            Cell("any axis" if each.whole else ", ".join(each.unused_axes), tone="warn"),
-            count_cell(each.copies),
-            bytes_cell(each.bytes_per_device),
-            bytes_cell(each.wasted),
+            Cell(path),
+            count_cell(len(found)),
+            Cell(spec_text(found[0].spec)),
+            Cell("any axis" if found[0].whole else ", ".join(found[0].unused_axes), tone="warn"),
+            count_cell(found[0].copies),
+            bytes_cell(sum(each.bytes_per_device for each in found)),
+            bytes_cell(sum(each.wasted for each in found)),
         )
-        for each in replicated
+        for path, found in sized
     )
     return Grid(title, REPLICATED, rows, most=6)
 
