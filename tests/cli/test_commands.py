@@ -81,7 +81,7 @@ def test_lock_and_verify(command, folder):
 def test_check(command):
     clear = command("check", "mlp.py", "--mesh", "dp=8,fsdp=2,tp=32")
     assert (clear.code, clear.err) == (0, "")
-    assert "512 devices" in clear.out and "all-reduce" in clear.out
+    assert "Clear" in clear.out and "dp=8,fsdp=2,tp=32" in clear.out and "all-reduce" in clear.out
     doubtful = command("check", "mlp.py:doubtful", "--json")
     assert doubtful.code == 1
     assert [site["cause"] for site in doubtful.data["sites"]] == ["ambiguous"]

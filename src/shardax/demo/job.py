@@ -65,6 +65,8 @@ def run_job(job: Job, on_step: Callable[[int, float], None], kill_after: int | N
     output = _Output(on_step, kill_after)
     each = job.devices // PROCESSES
     code = launch(job.command, PROCESSES, each, env=job.compiles_once, grace=2, output=output)
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
     killed = kill_after is not None and output.killed
     if code and not killed:
         lines = [Offence("", line) for line in output.lines[-LAST_LINES:]]

@@ -32,14 +32,13 @@ from shardax.proving.proof import Proof
 from shardax.proving.target import Target
 from shardax.report.draw import Drawing, draw_spec
 from shardax.report.html import write_report
-from shardax.report.layout_section import leaves_grid
+from shardax.report.layout_section import alike_grid
 from shardax.report.mesh_drawing import draw_mesh
 from shardax.report.values import Chart, Grid
 from shardax.tables import show_bytes
 
 MESH = "dp=2,fsdp=2,tp=2"
 DEVICES = 8
-LEAST = {"path": 32, "spec": 15, "rule": 20}
 TARGETS = ("cpu:8", "tpu:v5e:2x4")
 
 
@@ -112,12 +111,10 @@ def _chapter(title: str) -> None:
 
 
 def _largest(layout: Layout, most: int) -> Grid:
-    """The first rows of the layout table; in a narrow terminal the rule leaves before the path is cut short."""
-    grid = leaves_grid(layout.decisions)
-    columns = tuple(replace(column, least=LEAST.get(column.name, column.least)) for column in grid.columns)
+    """The first rows of the layout table: layers that are alike stand together."""
     held, whole = show_bytes(layout.bytes_per_device), show_bytes(layout.nbytes)
     words = f"{plural(len(layout.decisions), 'array')}, {whole}; {held} of it on every device"
-    return replace(grid, columns=columns, most=most, notes=(words,))
+    return replace(alike_grid(layout.decisions), title="", most=most, notes=(words,))
 
 
 def _drawn(layout: Layout, words: str) -> Drawing:
