@@ -29,6 +29,9 @@ def _autos(count: int) -> Sequence[Mode]:
     return ("auto",) * count
 
 
+_HEAP_TYPE = 1 << 9  # the flag of classes made by Python code
+
+
 class Opened(NamedTuple):
     """A node laid open. `extra` is what rebuilding needs besides the children; it is part of the structure."""
 
@@ -147,7 +150,8 @@ class ObjectKind(Kind):
         return Opened(tuple(attributes), list(attributes.values()), _autos(len(attributes)), None)
 
     def create(self, cls: type, extra: Any) -> Any:
-        return types.SimpleNamespace() if cls is types.SimpleNamespace else object.__new__(cls)
+        base: Any = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
+        return base.__new__(cls)  # `object` for a plain class, whatever its own `__new__` asks for
 
     def fill(self, node: Any, keys: tuple[Any, ...], values: Sequence[Any], extra: Any) -> None:
         attributes = vars(node)
@@ -402,8 +406,10 @@ def _is_open(cls: type) -> bool:
     A class that says what equal means (a frozen dataclass, an Enum) is a value: static, compared by that. Of any other
     class an instance could be changed in place, or be given a cell inside a call: it is a node of the structure.
     """
-    heap_type, bases = 1 << 9, cls.__mro__[:-1]
-    if cls.__new__ is not object.__new__ or not all(base.__flags__ & heap_type for base in bases):
+    bases = cls.__mro__[:-1]
+    if not all(base.__flags__ & _HEAP_TYPE or base is types.SimpleNamespace for base in bases):
+        return False
+    if any("__new__" in vars(base) for base in bases if base.__flags__ & _HEAP_TYPE):
         return False
     if any(vars(base).get("__slots__") for base in bases):
         return False
