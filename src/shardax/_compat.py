@@ -225,12 +225,12 @@ def subjaxprs(equation: Any) -> Iterator[Any]:
                 yield getattr(item, "jaxpr", item)
 
 
-def equation_place(equation: Any) -> tuple[str, int, str]:
-    """File, line and function of the user's code that an equation comes from ("" and 0 where unknown)."""
+def equation_frames(equation: Any) -> list[tuple[str, int, str]]:
+    """File, line and function of every Python frame outside JAX that an equation comes from, the innermost first."""
     from jax._src import source_info_util
 
-    frame = source_info_util.user_frame(equation.source_info.traceback)
-    return ("", 0, "") if frame is None else (frame.file_name, frame.start_line, frame.function_name)
+    frames = source_info_util.user_frames(equation.source_info.traceback)
+    return [(frame.file_name, frame.start_line, frame.function_name) for frame in frames]
 
 
 def name_stack(equation: Any) -> str:

@@ -30,6 +30,7 @@ from shardax.tables import Table, notebook_html, parse_bytes, show_bytes
 
 _SHOWN = 20
 _WIDTH = 118
+_PATH = 26
 _number = count(1)
 
 
@@ -128,6 +129,10 @@ class Check:
 _COLUMNS = ("op", "axes", "times", "payload", "on the wire", "phase", "how", "what", "where", "")
 
 
+def _short(path: str) -> str:
+    return path if len(path) <= _PATH else f"{path[: _PATH // 2 - 1]}…{path[-_PATH // 2 :]}"
+
+
 def _any_number(path: str | None) -> str | None:
     """Layers are alike: "params['layers'][3]['up']" is "params['layers'][*]['up']"."""
     return None if path is None else re.sub(r"\d+", "*", path)
@@ -138,7 +143,7 @@ def _line(sites: list[Site]) -> tuple[str, ...]:
     times, sent = sum(site.count for site in sites), sum(site.wire_bytes for site in sites)
     path = one.path if len({site.path for site in sites}) == 1 else _any_number(one.path)
     sizes = (show_bytes(one.payload_bytes), show_bytes(sent)) if one.op else ("", "")
-    over, what = "×".join(one.axes), path or one.operation
+    over, what = "×".join(one.axes), _short(path or one.operation)
     return one.op or "-", over, f"{times:,}", *sizes, one.phase, one.cause, what, one.place, one.note
 
 

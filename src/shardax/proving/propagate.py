@@ -6,6 +6,7 @@ sharding types.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +14,14 @@ from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardax._compat import equation_place, is_jaxpr, name_stack, scan_counts, subjaxprs
+from shardax._compat import equation_frames, is_jaxpr, name_stack, scan_counts, subjaxprs
 from shardax.proving.collectives import wire
 from shardax.proving.moves import Entries, Move, entries
 from shardax.proving.operation import Operations, explicit_axes
 from shardax.proving.outcomes import Laid, Outcome, Travel, bring, joined
 from shardax.proving.rebind import place_of
 from shardax.proving.site import Cause, Site
+from shardax.proving.sources import Source, own_frames, recognisable
 
 SCOPE = "shardax_refused_"  # the scope of an operation that was refused while the program was traced
 _REFUSED = re.compile(rf"(?<!\w){SCOPE}(\d+)")
@@ -31,6 +33,7 @@ _CALLS = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
      "custom_vjp_call_jaxpr", "custom_lin"}
 )  # fmt: skip
+NOWHERE = Source("", 0, "")
 _LONGEST = 12  # walks of a loop until its layouts are settled; every one adds an axis
 
 
@@ -41,7 +44,7 @@ class Where:
     times: int = 1
     phase: str = "forward"
     note: str = ""
-    place: tuple[str, int, str] = ("", 0, "")
+    place: Source = NOWHERE
 
 
 @dataclass
@@ -128,8 +131,11 @@ class Propagation:
     # ---- what is written down ---------------------------------------------------------------------------------------
 
     def _at(self, equation: Any, where: Where) -> Where:
-        place = equation_place(equation)
-        return replace(where, place=place) if place[0] else where
+        """The line of an equation: of the step itself, else that of the call it stands in, else of a library."""
+        frames = [Source(*frame) for frame in equation_frames(equation)]
+        if not frames or (where.place.file and not own_frames(frames)):
+            return where
+        return replace(where, place=recognisable(frames))
 
     def _refused(self, equation: Any, outcome: Outcome, operands: Sequence[Laid], where: Where) -> None:
         if outcome.travels:
@@ -164,14 +170,13 @@ class Propagation:
     ) -> None:
         """Write down one collective."""
         move = travel.move
-        size = 1
-        for axis in move.axes:
-            size *= self.sizes[axis]
+        axes = tuple(axis for axis in self.sizes if axis in move.axes)  # in the order of the mesh, as in a ledger
+        size = math.prod(self.sizes[axis] for axis in axes)
         sent = round(wire(move.collective, move.payload_bytes, size) * where.times)
         self.sites.append(
             Site(
-                move.collective, move.axes, where.times, move.payload_bytes, sent, dtype, operation, cause, why,
-                where.phase, *where.place, path=path, note=where.note,
+                move.collective, axes, where.times, move.payload_bytes, sent, dtype, operation, cause, why,
+                where.phase, where.place.file, where.place.line, where.place.function, path=path, note=where.note,
             )
         )  # fmt: skip
 
@@ -321,15 +326,22 @@ def never_met(jaxpr: Any, walk: Propagation) -> Iterator[Site]:
         refused = refused_in(name_stack(equation))
         if refused is not None and refused not in walk.met and equation.primitive.name != "reshard":
             walk.met.add(refused)
-            yield _still(equation, walk.refusals[refused], Where(place=equation_place(equation)))
+            yield _still(equation, walk.refusals[refused], Where(place=recognisable(_frames(equation))))
         for inner in subjaxprs(equation):
             yield from never_met(inner, walk)
 
 
 def _still(equation: Any, why: str, where: Where) -> Site:
     """A site at which nothing travels."""
-    name = equation.primitive.name
-    return Site("", (), where.times, 0, 0, "", name, "ambiguous", why, where.phase, *where.place, note=where.note)
+    name, place = equation.primitive.name, where.place
+    return Site(
+        "", (), where.times, 0, 0, "", name, "ambiguous", why, where.phase, place.file, place.line, place.function,
+        note=where.note,
+    )  # fmt: skip
+
+
+def _frames(equation: Any) -> list[Source]:
+    return [Source(*frame) for frame in equation_frames(equation)] or [NOWHERE]
 
 
 _SPECIAL = frozenset({"scan", "while", "cond", "shard_map"})

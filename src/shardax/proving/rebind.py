@@ -17,7 +17,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardax._compat import (
     abstract_mesh_of_this_process,
-    equation_place,
+    equation_frames,
     lowered_program,
     mesh_to_prove,
     only_abstract_mesh,
@@ -31,6 +31,7 @@ from shardax.names.mesh import MeshSpec
 from shardax.names.spec import axes_in, fit_cached
 from shardax.proving.identity import identity_of
 from shardax.proving.placing import Placed, check_placed, no_layout
+from shardax.proving.sources import Source, recognisable
 from shardax.proving.step import Step
 from shardax.proving.target import Target
 from shardax.proving.tracing import BOUND, Call, Leaf, own_words, trace_plain, trace_stateful
@@ -204,10 +205,11 @@ def _constrained_results(jaxpr: Any) -> dict[int, PartitionSpec]:
 
 def place_of(equation: Any) -> str:
     """ "step.py:12 (loss)", or the primitive where no line is known."""
-    file, line, function = equation_place(equation)
-    return (
-        f"{file.rsplit('/', 1)[-1]}:{line} ({function.rpartition('<locals>.')[2]})" if file else str(equation.primitive)
-    )
+    frames = [Source(*frame) for frame in equation_frames(equation)]
+    if not frames:
+        return str(equation.primitive)
+    shown = recognisable(frames)
+    return f"{shown.file.rsplit('/', 1)[-1]}:{shown.line} ({shown.function.rpartition('<locals>.')[2]})"
 
 
 def _rebinder(mesh: AbstractMesh, strange: list[Offence]) -> Callable[[Any, Any], Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -50,12 +50,17 @@ def is_prover(file: str) -> bool:
     return file.startswith(_PROVER)
 
 
-def _recognisable(chain: tuple[Source, ...]) -> Source:
+def own_frames(chain: Sequence[Source]) -> list[Source]:
+    """The lines of the step itself: outside libraries, JAX and shardax; the innermost first."""
+    step = list(takewhile(lambda source: not is_prover(source.file), chain)) or chain
+    return [s for s in step if not s.file.startswith(_OURS) and not any(library in s.file for library in _LIBRARIES)]
+
+
+def recognisable(chain: Sequence[Source]) -> Source:
     """The innermost line of the step outside libraries; then outside JAX and shardax; then any."""
-    chain = tuple(takewhile(lambda source: not is_prover(source.file), chain)) or chain
-    outside = [s for s in chain if not s.file.startswith(_OURS) and not _JAX.search(s.file)]
-    own = [s for s in outside if not any(library in s.file for library in _LIBRARIES)]
-    return (own or outside or chain)[0]
+    step = list(takewhile(lambda source: not is_prover(source.file), chain)) or chain
+    outside = [s for s in step if not s.file.startswith(_OURS) and not _JAX.search(s.file)]
+    return (own_frames(chain) or outside or step)[0]
 
 
 def read_sources(text: str) -> SourceTable:
@@ -73,7 +78,7 @@ def read_sources(text: str) -> SourceTable:
     names, functions, locations, frames = (tables[section] for section in _SECTIONS)
     places = {key: _place(value, names, functions) for key, value in locations.items()}
     chains = _chains({key: _numbers(value) for key, value in frames.items()}, places)
-    return SourceTable(chains, {key: _recognisable(chain) for key, chain in chains.items() if chain})
+    return SourceTable(chains, {key: recognisable(chain) for key, chain in chains.items() if chain})
 
 
 def _numbers(text: str) -> dict[str, int]:
