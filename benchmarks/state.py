@@ -51,10 +51,11 @@ def dispatch(size: int, reads: bool, quick: bool, clock: Any) -> Race:
         "shardax.jit, State closed over": (None, partial(c.own_closed_over, work)),
         "shardax.jit, State as argument": (None, partial(c.own_argument, work)),
         "shardax.jit, nnx.Module": ("flax", partial(c.nnx_shardax, work)),
-        "shardax.jit, nnx.Module, StateSharding": ("flax", partial(c.nnx_shardax_sharded, work)),
         "shardax.jit, brainstate closed over": ("brainstate", partial(c.brainstate_shardax, work)),
     }
-    if not reads:
+    if size <= 1_000:  # XLA takes its time to compile functions of 5,000 results
+        wanted["shardax.jit, nnx.Module, StateSharding"] = ("flax", partial(c.nnx_shardax_sharded, work))
+    if size <= 1_000 and not reads:
         tenth = c.Work(size, reads, share=10)
         wanted |= {
             "jax.jit, flat list, donated": (None, partial(c.flat_list, work, donate_argnums=0)),
