@@ -17,7 +17,7 @@ from typing import Any
 from shardax.errors import Offence, RuleError, plural
 from shardax.names.paths import ROOT
 from shardax.names.paths import part as text_of
-from shardax.names.reading import DIGITS, Clause, DigitSets
+from shardax.names.reading import DIGITS, DigitSets
 from shardax.names.regex import Needle
 
 _MEMO_LIMIT = 1 << 20  # entries; a process that lays out endless different trees must not grow without end
@@ -220,13 +220,11 @@ def _choose_words(needles: Sequence[Needle]) -> tuple[_Sides, dict[str, dict[str
     """
     rarity = Counter(clause for needle in needles for clause in needle.reading.clauses)
 
-    def merit(clause: Clause) -> tuple[int, int]:
-        return rarity[clause], -min(len(word) for word, _ in clause)
-
+    merit = {clause: (count, -min(len(word) for word, _ in clause)) for clause, count in rarity.items()}
     always = [0, 0]
     words: dict[str, dict[str, list[int]]] = {"is": {}, "in": {}, "folded": {}}
     for place, needle in enumerate(needles):
-        best = sorted(needle.reading.clauses, key=merit)[:2]
+        best = sorted(needle.reading.clauses, key=merit.__getitem__)[:2]
         for side in range(2):
             if side >= len(best):
                 always[side] |= 1 << place

@@ -24,6 +24,7 @@ except ImportError:  # pragma: no cover
 
 _IGNORECASE = int(re.IGNORECASE)
 _DIGIT_CODES = frozenset(map(ord, DIGITS))
+_LITERAL = getattr(_parser, "LITERAL", None)
 
 
 class Needle:
@@ -100,14 +101,15 @@ class _Reader:
             self.run.clear()
 
     def items(self, items: Any, folded: bool) -> None:
+        letter = None if folded else _LITERAL
+        run = self.run
         for operation, argument in items.data:
-            name = operation.name
-            if name == "LITERAL" and not folded and not self.folded and argument not in _DIGIT_CODES:
-                self.run.append(chr(argument))  # nine in ten
+            if operation is letter and not self.folded and argument not in _DIGIT_CODES:
+                run.append(chr(argument))  # nine in ten
                 continue
-            visit = _VISITS.get(name)
+            visit = _VISITS.get(operation.name)
             if visit is None:
-                raise _UnknownError(name)
+                raise _UnknownError(operation.name)
             visit(self, argument, folded)
 
     def literal(self, argument: int, folded: bool) -> None:
