@@ -95,7 +95,7 @@ def find_collectives(
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
     """All rows in the order of the program, and what could not be resolved."""
     walked = walk(module, is_collective)
-    context = _Context(module, mesh, slice_of, _started_channels(module))
+    context = _Context(module, mesh, slice_of, DeviceGrid.of(mesh, slice_of), _started_channels(module), {})
     rows = [row for execution in walked for row in context.rows(execution)]
     return _merged(rows), walked.notes
 
@@ -152,7 +152,9 @@ class _Context:
     module: HloModule
     mesh: Mapping[str, int]
     slice_of: Sequence[int] | None
+    grid: DeviceGrid
     started: frozenset[str | None]
+    known: dict[str, GroupAxes]
 
     def rows(self, execution: Execution) -> Iterator[Collective]:
         role = _async_role(execution.computation.instructions) if execution.fused else ""
@@ -210,14 +212,15 @@ class _Context:
     def _group(self, line: Instruction, across: bool) -> GroupAxes:
         if across:
             return slices.transfer_axes(line, self.mesh, self.slice_of or ())
-        grid = DeviceGrid.of(self.mesh, self.slice_of)
-        devices = len(grid.positions)
+        devices, attributes = len(self.grid.positions), line.attributes
         if line.opcode.startswith("collective-permute"):
-            return grid.of_pairs(parse_pairs(line.attributes, devices))
-        groups = groups_text(line.attributes)
-        if groups is None:
+            return self.grid.of_pairs(parse_pairs(attributes, devices))
+        text = groups_text(attributes)
+        if text is None:
             fail(f"%{line.name}", f"{line.opcode} without replica_groups")
-        return grid.of_groups(parse_groups(groups, devices))
+        if text not in self.known:
+            self.known[text] = self.grid.of_groups(parse_groups(text, devices))
+        return self.known[text]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from shardax.errors import HloParseError, Offence
 from shardax.proving import integrity
+from shardax.proving.opcodes import may_call
 from shardax.proving.shapes import arrays, element, nbytes
 from shardax.proving.sources import Source, SourceTable, read_sources
 
@@ -83,6 +84,8 @@ class Instruction(NamedTuple):
     @property
     def callees(self) -> tuple[tuple[str, str], ...]:
         """(role, computation) for every computation it names: `("body", "region_0")`, …"""
+        if not may_call(self.opcode):
+            return ()
         found: list[tuple[str, str]] = []
         for role, many, one in _CALLEES.findall(self.attributes):
             found += [(role, name.strip().lstrip("%")) for name in (many.split(",") if many else [one]) if name.strip()]
@@ -247,6 +250,19 @@ class HloModule:
             _entry_parameter(number, instruction, number in aliased, number in donors)
             for number, instruction in sorted(self.entry.parameters.items())
         )
+
+    @cached_property
+    def callers(self) -> Mapping[str, tuple[tuple[Computation, Instruction], ...]]:
+        """Who names a computation, and where; who must name one and does not is refused."""
+        found: dict[str, list[tuple[Computation, Instruction]]] = {}
+        for computation in self.computations.values():
+            for instruction in computation.instructions:
+                if may_call(instruction.opcode):
+                    callees = instruction.callees
+                    integrity.check_callees(computation.name, instruction, callees)
+                    for _, name in callees:
+                        found.setdefault(name, []).append((computation, instruction))
+        return {name: tuple(places) for name, places in found.items()}
 
     def source(self, instruction: Instruction) -> Source | None:
         """The Python line an instruction came from, when the compiler kept it."""

@@ -22,6 +22,12 @@ _WORK = re.compile(
     r"\b(?:replica_groups|source_target_pairs|is_host_transfer|lhs_contracting_dims|dim_labels|custom_call_target|"
     r"calls|to_apply|body|condition|branch_computations|true_computation|called_computations)="
 )
+_REQUIRED = {
+    "fusion": frozenset({"calls"}),
+    "while": frozenset({"condition", "body"}),
+    "call": frozenset({"to_apply"}),
+    "conditional": frozenset({"branch_computations"}),
+}
 _NOT_SIGNS = bytes(set(range(256)) - set(b'()[]{}"\n'))
 
 
@@ -139,6 +145,13 @@ def _check_opcodes(name: str, lines: Sequence[Line]) -> None:
         mark = _WORK.search(line.tail) if line.opcode in unknown else None
         if mark:
             fail(f"%{name}", f"unknown instruction {line.opcode!r} (%{line.name}) with {mark[0]}")
+
+
+def check_callees(where: str, line: Line, callees: Sequence[tuple[str, str]]) -> None:
+    """A loop without a body, a fusion that calls nothing: an attribute was lost."""
+    missing = _REQUIRED.get(line.opcode, frozenset[str]()).difference(role for role, _ in callees)
+    if missing and not (line.opcode == "conditional" and callees):
+        fail(f"%{where}", f"%{line.name} is a {line.opcode} without {min(missing)}")
 
 
 def _check_names(

@@ -26,6 +26,25 @@ KNOWN = frozenset(
 )  # fmt: skip
 
 
+# Those that name other computations.
+_CALLING = frozenset(
+    {
+        "all-reduce", "async", "call", "conditional", "custom-call", "fusion", "map", "reduce", "reduce-scatter",
+        "reduce-window", "scan", "scatter", "select-and-scatter", "sort", "topk", "while"
+    }
+)  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def may_call(opcode: str) -> bool:
+    """Can it name other computations? Of an instruction that nobody knows one cannot tell.
+
+    >>> may_call("all-reduce-start"), may_call("add"), may_call("tupl")
+    (True, False, True)
+    """
+    return opcode in _CALLING or opcode.rpartition("-")[0] in _CALLING or not is_known(opcode)
+
+
 @lru_cache(maxsize=1024)
 def is_known(opcode: str) -> bool:
     """Is it an instruction of HLO, or the start or the end of one?

@@ -15,12 +15,6 @@ from shardax.proving.trips import Frame, trips
 _ENTERING = frozenset(
     {"fusion", "call", "async-start", "fusion-start", "call-start", "custom-call-start", "while", "conditional", "map"}
 )
-_REQUIRED = {
-    "fusion": {"calls"},
-    "while": {"condition", "body"},
-    "call": {"to_apply"},
-    "conditional": {"branch_computations"},
-}
 _MATCHED = frozenset({"fusion", "call", "while", "fusion-start"})
 _ENTERED_ROLES = ("calls", "to_apply", "called_computations")
 _BRANCH_ROLES = ("branch_computations", "true_computation", "false_computation")
@@ -69,24 +63,16 @@ class Walk:
 
 def reaching(module: HloModule, wanted: Callable[[Instruction], bool]) -> frozenset[str]:
     """The computations in which, or under which, a wanted instruction stands; somebody must call each of them."""
-    calls: dict[str, list[tuple[Computation, Instruction]]] = {}
-    applied: set[str] = set()  # to scalars, by a reduction, a sort, a collective: not walked into
-    found: list[str] = []
-    for computation in module.computations.values():
-        if any(map(wanted, computation.instructions)):
-            found.append(computation.name)
-        for instruction in computation.instructions:
-            if _enters(instruction):
-                for callee in _callees(computation, instruction):
-                    calls.setdefault(callee, []).append((computation, instruction))
-            else:
-                applied.update(name for _, name in instruction.callees)
+    found = [part.name for part in module.computations.values() if any(map(wanted, part.instructions))]
     reached = set(found)
     while found:
         name = found.pop()
-        if name not in calls and name not in applied and name != module.entry.name:
+        callers = module.callers.get(name, ())
+        if not callers and name != module.entry.name:
             fail(f"%{name}", "a computation with work in it that nobody calls")
-        for computation, instruction in calls.get(name, ()):
+        for computation, instruction in callers:
+            if not _enters(instruction):  # applied to scalars, by a reduction, a sort, a collective
+                continue
             _check_call(module, computation, instruction, name)
             if computation.name not in reached:
                 reached.add(computation.name)
@@ -97,14 +83,6 @@ def reaching(module: HloModule, wanted: Callable[[Instruction], bool]) -> frozen
 def _enters(instruction: Instruction) -> bool:
     opcode = instruction.opcode
     return opcode in _ENTERING or (opcode == "custom-call" and "called_computations=" in instruction.tail)
-
-
-def _callees(computation: Computation, instruction: Instruction) -> list[str]:
-    callees = instruction.callees
-    missing = _REQUIRED.get(instruction.opcode, frozenset()).difference(role for role, _ in callees)
-    if missing and not (instruction.opcode == "conditional" and callees):
-        fail(f"%{computation.name}", f"%{instruction.name} is a {instruction.opcode} without {min(missing)}")
-    return [name for _, name in callees]
 
 
 def _check_call(module: HloModule, computation: Computation, instruction: Instruction, callee: str) -> None:
