@@ -8,6 +8,7 @@ import pytest
 import shardax as sx
 from shardax.errors import LayoutError, Offence
 from shardax.proving.check import check
+from shardax.proving.collectives import Collective
 from shardax.proving.proof import LostDonation, NotAsAsked
 from shardax.report.code_lines import code_around, short_file
 from shardax.report.layout_section import layout_section
@@ -218,6 +219,20 @@ def test_code_around_a_line(tmp_path):
     assert short_file(str(file)) == f"{tmp_path.name}/a.py"
     file.write_text("changed = 1\n")  # a report of an edited file shows the file as it is now
     assert code_around(str(file), 1) == ((1, "changed = 1"),)
+
+
+def test_code_of_another_function_is_not_shown(tmp_path):
+    file = tmp_path / "model.py"
+    row = {"op": "all-reduce", "axes": ["tp"], "file": str(file), "line": 2, "function": "Model.loss"}
+
+    def lines(source):
+        file.write_text(source)
+        rows = [Collective(row["op"], ("tp",), 1, 8, 8, "f32", "partitioner", "forward", *list(row.values())[2:])]
+        return by_line(sx.Ledger(tuple(rows), (("tp", 2),))).sites[0].text
+
+    assert lines("def loss(x):\n    return x.sum()\n") == "return x.sum()"
+    assert lines("def other(x):\n    return x.sum()\n") == ""
+    assert lines("def loss(x:\n    return\n") == ""  # someone is writing it
 
 
 def test_code_sites_are_limited_and_say_so(fits):

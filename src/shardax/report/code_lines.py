@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import textwrap
+from functools import lru_cache
 from pathlib import Path
 
 
@@ -25,6 +27,29 @@ def code_around(file: str, line: int, around: int = 2) -> tuple[tuple[int, str],
     while numbered and not numbered[0][1]:
         numbered.pop(0)
     return tuple(numbered)
+
+
+def still_in(file: str, line: int, function: str) -> bool:
+    """Does that line still stand in that function? A proof may be older than its source.
+
+    >>> [still_in(__file__, *place) for place in ((20, "code_around"), (20, "Model.__call__"), (3, "<module>"))]
+    [True, False, True]
+    """
+    name = function.rpartition(".")[2]
+    if not name.isidentifier():  # "<lambda>", "<genexpr>": they have no name in the source
+        return True
+    return name in _functions_around("".join(linecache.getlines(file)), line)
+
+
+@lru_cache(maxsize=512)
+def _functions_around(source: str, line: int) -> tuple[str, ...]:
+    """The names of all functions whose lines include that one."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return ()
+    found = (node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return tuple(node.name for node in found if node.lineno <= line <= (node.end_lineno or node.lineno))
 
 
 def short_file(file: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shardax.errors import plural
 from shardax.proving.collectives import Collective
 from shardax.proving.ledger import Ledger
-from shardax.report.code_lines import code_around, short_file
+from shardax.report.code_lines import code_around, short_file, still_in
 from shardax.report.values import (
     Bar,
     Bars,
@@ -110,7 +110,7 @@ def _site(file: str, line: int, rows: Sequence[Collective]) -> CodeSite:
         size=sum(row.wire_bytes for row in rows),
         times=sum(row.count for row in rows),
         details=details,
-        code=code_around(file, line),
+        code=code_around(file, line) if still_in(file, line, function) else (),
         line=line,
         axes=", ".join(dict.fromkeys(over(row.axes, [row]) for _, alike in sized for row in alike)),
     )

@@ -110,7 +110,7 @@ def _bars(bars: Bars, width: int, coloured: bool) -> Iterator[Text]:
         details = 0
     room = max(8, min(MOST_BAR, width - labels - amounts - details - 4))
     for bar in bars.bars:
-        line = Text(cut(bar.label, labels, "middle").ljust(labels), TONES[bar.tone]).append("  ", "")
+        line = Text.assemble((cut(bar.label, labels, "middle").ljust(labels), TONES[bar.tone]), "  ")
         line.append_text(_track(bars, bar.parts, room, coloured))
         line.append(f"  {cut(bar.text, max(8, width - labels - room - 4)):>{amounts}}")
         yield line.append(f"  {bar.detail}", "dim") if details and bar.detail else line
@@ -152,7 +152,7 @@ def _stats(stats: Stats, width: int) -> Iterator[Text]:
     labels = max(cell_len(stat.label) for stat in stats.stats)
     texts = max(cell_len(stat.text) for stat in stats.stats)
     for stat in stats.stats:
-        line = Text(stat.label.ljust(labels), "dim").append("  ", "")
+        line = Text.assemble((stat.label.ljust(labels), "dim"), "  ")
         line.append(stat.text.ljust(texts), f"bold {TONES[stat.tone]}".strip())
         line.append(f"  {cut(stat.detail, max(8, width - labels - texts - 4))}", "dim")
         line.rstrip()
@@ -168,8 +168,10 @@ def _code_sites(sites: CodeSites, width: int) -> Iterator[Text]:
     for size, site in zip(sizes, sites.sites, strict=False):
         share = f"{site.size / sites.whole:.0%}" if sites.whole else ""
         inside = f" in {site.function}" if site.function else ""
-        head = Text(f"{size:>{wide}} ", "bold").append(f"{share:>4}  ", "not bold dim")
-        head.append(f"{site.place}", "not bold cyan").append(f"{inside}, over {site.axes}", "not bold dim")
+        words = f"{inside}, over {site.axes}"
+        head = Text.assemble(
+            (f"{size:>{wide}} ", "bold"), (f"{share:>4}  ", "dim"), (site.place, "cyan"), (words, "dim")
+        )
         head.truncate(width, overflow="ellipsis")
         yield head
         indent = " " * (wide + 7)
