@@ -1,5 +1,6 @@
 """shardax.jit over our own cells and plain containers: every argument it takes, and what is left when it fails."""
 
+import collections
 import dataclasses
 import gc
 import threading
@@ -448,6 +449,69 @@ def test_cells_only_found_while_tracing_are_threaded():
         return box.cell.value
 
     assert [float(step(1.0)) for _ in range(3)] == [1, 2, 3]
+
+
+class Settings:
+    def __init__(self, scale):
+        self.scale = scale
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSettings:
+    scale: float
+
+
+class Configured:
+    def __init__(self, settings):
+        self.weight, self.settings = sx.State(jnp.float32(2)), settings
+
+    def __call__(self):
+        return self.weight.value * self.settings.scale
+
+
+def test_plain_objects_without_cells_are_seen_when_they_change_in_place():
+    body, calls = counted(lambda model: model())
+    step = sx.jit(body)
+    model = Configured(Settings(2.0))
+    assert float(step(model)) == 4
+    model.settings.scale = 3.0
+    assert float(step(model)) == 6 and step.why_retraced() == "args[0].settings.scale: 2.0 → 3.0"
+    assert float(step(Configured(Settings(3.0)))) == 6 and len(calls) == 2  # another object, the same structure
+
+
+def test_objects_that_say_what_equal_means_are_values():
+    body, calls = counted(lambda model: (model(), model.settings)[0])
+    step = sx.jit(body)
+    assert float(step(Configured(FixedSettings(2.0)))) == 4 and float(step(Configured(FixedSettings(2.0)))) == 4
+    assert len(calls) == 1
+    assert float(step(Configured(FixedSettings(3.0)))) == 6 and len(calls) == 2
+
+
+def test_plain_objects_may_be_given_cells_inside():
+    model = Configured(Settings(2.0))
+    settings = model.settings
+
+    @sx.jit
+    def step(model, x):
+        model.settings.extra = sx.State(x)
+        model.settings.scale = 5.0
+        return model()
+
+    assert float(step(model, jnp.float32(7))) == 10
+    assert model.settings is settings and float(settings.extra.value) == 7 and settings.scale == 5.0
+
+
+def test_named_dicts_are_changed_in_place():
+    tree = collections.defaultdict(list, a=[sx.State(jnp.float32(1))])
+    ordered = collections.OrderedDict(b=sx.State(jnp.float32(2)))
+
+    @sx.jit
+    def step(tree, ordered):
+        tree["new"].append(sx.State(tree["a"][0].value + ordered["b"].value))
+        ordered["c"] = tree["a"][0]
+
+    step(tree, ordered)
+    assert float(tree["new"][0].value) == 3 and ordered["c"] is tree["a"][0] and tree["missing"] == []
 
 
 def test_metadata_is_structure():

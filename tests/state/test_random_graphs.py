@@ -161,7 +161,7 @@ OPS = st.lists(CHANGES, max_size=5).map(tuple)
 
 
 @pytest.mark.parametrize("world", [Own, Nnx])
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(start=OPS, calls=st.lists(st.tuples(OPS, OPS, st.booleans()), min_size=1, max_size=3))
 def test_jit_does_what_python_does(world, start, calls):
     plain, jitted = build(world, start), build(world, start)

@@ -576,7 +576,7 @@ def test_states_that_are_no_arrays():
             {"state_in_specs": ["x"]},
             r"state_in_specs is list(.|\n)*a PartitionSpec for all, or \{state: PartitionSpec\}",
         ),
-        ({"state_out_specs": {"a": P()}}, r"state_out_specs maps str(.|\n)*states as keys"),
+        ({"state_out_specs": {"a": P()}}, r"state_out_specs maps str(.|\n)*states, or what holds some, as keys"),
         ({"axis_names": {"z"}}, r"axis_names: 'z' is no axis of the mesh"),
     ],
 )

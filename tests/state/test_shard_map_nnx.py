@@ -117,6 +117,47 @@ def test_modules_are_returned():
     assert isinstance(model, nnx.Linear) and model.kernel.shape == (4, 16) and float(model.bias[0]) == 1
 
 
+def test_states_are_returned_under_specs_of_their_own():
+    def make(x):
+        return {"s": sx.State(x * 2), "n": nnx.Param(x), "y": jax.lax.psum(x, "x")}
+
+    out = sx.shard_map(make, MESH, P("x"), {"s": P("x"), "n": P("x"), "y": P()})(jnp.arange(8.0))
+    np.testing.assert_array_equal(out["s"].value, 2 * np.arange(8))
+    assert out["n"][...].sharding.spec == P("x") and float(out["y"][0]) == 28
+
+
+def test_closed_over_variables_and_modules_have_specs():
+    model, head = linear(), nnx.Param(jnp.ones(16))
+    x = jnp.ones((2, 4))
+    want = model(x).sum(-1)
+
+    def apply(x):
+        assert model.kernel.shape == (4, 2) and head.shape == (2,)
+        return jax.lax.psum(model(x) @ head[...], "x")
+
+    mapped = sx.shard_map(apply, MESH, P(), P(), state_in_specs=[(model, TENSOR), (head, P("x"))])
+    np.testing.assert_allclose(mapped(x), want, rtol=1e-5)
+    assert model.bias[...].sharding.spec == P("x")
+
+
+def test_frameworks_mix_in_one_function():
+    brainstate = pytest.importorskip("brainstate", reason="needs brainstate")
+    own, inside, outside = sx.State(jnp.zeros(8)), brainstate.State(jnp.zeros(())), brainstate.ParamState(jnp.ones(()))
+    closed, model = nnx.BatchStat(jnp.zeros(())), linear()
+
+    def step(model, outside, x):
+        own.value = own.value + 1
+        inside.value = inside.value + 1
+        outside.value = outside.value * 2
+        closed[...] += 1
+        return model(x)
+
+    mapped = sx.shard_map(step, MESH, (P(), P(), P("x")), P("x"), state_in_specs={own: P("x")})
+    for call in (mapped, mapped, sx.jit(mapped)):
+        call(model, outside, jnp.ones((8, 4)))
+    assert [float(v) for v in (own.value[0], inside.value, outside.value, closed[...])] == [3, 3, 8, 3]
+
+
 def test_keyword_arguments_work_also_modules():
     model = linear()
     mapped = sx.shard_map(lambda x, *, model, scale: model(x) * scale, mesh=MESH, in_specs=P("x"), out_specs=P("x"))

@@ -26,6 +26,15 @@ def model():
 
 # ---- the value ------------------------------------------------------------------------------------------------------
 
+
+def is_kernel(path, cell):
+    return path == ("mlp", "kernel")
+
+
+def is_vector(path, cell):
+    return cell.value.ndim == 1
+
+
 FILTERS = [
     (Kernel, True),
     (sx.RngState, False),
@@ -35,15 +44,17 @@ FILTERS = [
     (..., True),
     (False, False),
     (None, False),
-    (lambda path, cell: path == ("mlp", "kernel"), True),
-    (lambda path, cell: cell.value.ndim == 1, False),
+    (is_kernel, True),
+    (is_vector, False),
     ([sx.RngState, "big"], True),
     ([], False),
     ((False, None), False),
 ]
 
 
-@pytest.mark.parametrize(("filter", "matches"), FILTERS, ids=[repr(filter) for filter, _ in FILTERS])
+@pytest.mark.parametrize(
+    ("filter", "matches"), FILTERS, ids=[getattr(filter, "__name__", repr(filter)) for filter, _ in FILTERS]
+)
 def test_filters(filter, matches):
     cell = model()["mlp"]["kernel"]
     sharding = sx.StateSharding([(filter, P("a")), (..., P("b"))])

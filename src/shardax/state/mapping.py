@@ -211,6 +211,7 @@ class Mapped:
         assert recipe is not None
         specs: list[Any] = [REPLICATED] * need.count
         if recipe.out is not None:
+            self.lifted.needs_recipe = True  # the result goes out as a recipe: `out_specs` is for what that makes
             born = {number: family.make(spec, None) for number, (family, spec, _) in enumerate(recipe.born)}
             found = Specs(recipe.records, lambda ref: born[ref[1]], "out_specs")
             found.root(recipe.out, self.options.out_specs, "result")

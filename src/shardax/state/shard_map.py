@@ -24,11 +24,13 @@ from shardax.names.mesh_build import make_mesh
 from shardax.state.aliasing import refuse_shared
 from shardax.state.building import mesh_key
 from shardax.state.forms import Chosen
+from shardax.state.graph import survey
 from shardax.state.kinds import Kind, holds_cells, role_of
 from shardax.state.lift import Gathered, Lift, Options
 from shardax.state.lifted import Lifted
-from shardax.state.map_specs import MapOptions, assign
+from shardax.state.map_specs import MapOptions, Specs, assign
 from shardax.state.mapping import Mapped
+from shardax.state.prefixes import is_mapping_prefix
 
 
 class ShardMapped:
@@ -103,8 +105,8 @@ def shard_map(
     in_specs: Any = ...,
     out_specs: Any = ...,
     *,
-    state_in_specs: PartitionSpec | Mapping[Any, PartitionSpec] | None = None,
-    state_out_specs: PartitionSpec | Mapping[Any, PartitionSpec] | None = None,
+    state_in_specs: PartitionSpec | Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None = None,
+    state_out_specs: PartitionSpec | Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None = None,
     check_vma: bool = True,
     axis_names: Iterable[str] = frozenset(),
     fold_rng: bool = True,
@@ -127,9 +129,10 @@ def shard_map(
 
     `in_specs` is one spec for all positional arguments or a tuple with one entry each (a spec, a `StateSharding`, or a
     tree of specs); keyword arguments are replicated. `state_in_specs` and `state_out_specs` speak of the cells that
-    the function closes over: one spec for all, or `{cell: spec}`; a cell that is not covered is replicated, and one
-    that is written goes out as it came in. Random cells draw other numbers on every shard unless `fold_rng=False`.
-    `mesh=None` is the mesh in force; `check_rep` and `auto` are the older spellings of `check_vma` and `axis_names`.
+    the function closes over: one spec for all, or `{cell: spec}` (pairs where a cell does not hash, as in nnx), where a
+    module stands for all its cells; one that is not covered is replicated, and what is written goes out as it came in.
+    Random cells draw other numbers on every shard unless `fold_rng=False`. `mesh=None` is the mesh in force;
+    `check_rep` and `auto` are the older spellings of `check_vma` and `axis_names`.
     """
     if in_specs is ... or out_specs is ...:
         missing = "in_specs" if in_specs is ... else "out_specs"
@@ -184,18 +187,25 @@ class StateSpecs:
 def _state_specs(given: Any, argument: str) -> StateSpecs:
     if given is None or isinstance(given, PartitionSpec):
         return StateSpecs(given, {}, ())
-    if not isinstance(given, Mapping):
+    try:
+        pairs = [(holder, spec) for holder, spec in (given.items() if isinstance(given, Mapping) else given)]
+    except (TypeError, ValueError):
         raise ShardMapError(
             f"{argument} is {type(given).__name__} {given!r}",
-            remedy="a PartitionSpec for all, or {state: PartitionSpec}",
-        )
-    for cell, spec in given.items():
-        role = role_of(type(cell))
-        if isinstance(role, Kind) or not hasattr(role, "read_all") or not isinstance(spec, PartitionSpec):
+            remedy="a PartitionSpec for all, or {state: PartitionSpec}; pairs where a state does not hash",
+        ) from None
+    by_cell: dict[int, PartitionSpec] = {}
+    for holder, spec in pairs:
+        walked = survey([(holder, "auto")])
+        if not walked.cells or not (isinstance(spec, PartitionSpec) or is_mapping_prefix(spec)):
             raise ShardMapError(
-                f"{argument} maps {type(cell).__name__} to {spec!r}", remedy="states as keys, PartitionSpecs as values"
+                f"{argument} maps {type(holder).__name__} to {spec!r}",
+                remedy="states, or what holds some, as keys; a PartitionSpec or a StateSharding as values",
             )
-    return StateSpecs(None, {id(cell): spec for cell, spec in given.items()}, tuple(given))
+        found = Specs(walked.graph.records, lambda ref, cells=walked.cells: cells[ref[1]], argument)
+        found.root(walked.graph.roots[0], spec, type(holder).__name__)
+        by_cell.update((id(cell), found.of(("c", number))) for number, cell in enumerate(walked.cells))
+    return StateSpecs(None, by_cell, tuple(holder for holder, _ in pairs))
 
 
 def _is_data(value: Any) -> bool:
