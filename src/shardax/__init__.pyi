@@ -40,8 +40,8 @@ from shardax.errors import AxisRuleError as AxisRuleError
 from shardax.errors import AxisTypeError as AxisTypeError
 from shardax.errors import BarrierError as BarrierError
 from shardax.errors import BatchSizeError as BatchSizeError
-from shardax.errors import CheckpointError as CheckpointError
 from shardax.errors import CheckpointerMissingError as CheckpointerMissingError
+from shardax.errors import CheckpointError as CheckpointError
 from shardax.errors import ClusterError as ClusterError
 from shardax.errors import CompiledCallError as CompiledCallError
 from shardax.errors import CompilerError as CompilerError
@@ -69,10 +69,10 @@ from shardax.errors import ProofError as ProofError
 from shardax.errors import ProofFailure as ProofFailure
 from shardax.errors import ReplicaError as ReplicaError
 from shardax.errors import RuleError as RuleError
-from shardax.errors import ShardMapError as ShardMapError
 from shardax.errors import ShardaxError as ShardaxError
 from shardax.errors import SharderError as SharderError
 from shardax.errors import SharderStateError as SharderStateError
+from shardax.errors import ShardMapError as ShardMapError
 from shardax.errors import SourceEndedError as SourceEndedError
 from shardax.errors import SourceError as SourceError
 from shardax.errors import SpecError as SpecError

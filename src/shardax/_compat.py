@@ -78,7 +78,7 @@ def is_live(tracer: Any) -> bool:
 
 
 def is_staged(trace: Any, outer: Any = None) -> bool:
-    """Does a trace, or one it stands on down to `outer`, only record (jit, scan, cond), so that Python runs just once?"""
+    """Does a trace, or one it stands on down to `outer`, only record (jit, scan, cond), so that Python runs once?"""
     from jax._src.interpreters.partial_eval import DynamicJaxprTrace
 
     while trace is not None and trace is not outer:
@@ -89,7 +89,7 @@ def is_staged(trace: Any, outer: Any = None) -> bool:
 
 
 def compilations_of(jitted: Any) -> Callable[[], int]:
-    """Counts the signatures that a jitted function has compiled: it grows exactly when a call was not a repeated one."""
+    """Counts the signatures that a jitted function has compiled: it grows when a call was not a repeated one."""
     return jitted._cache_size
 
 
@@ -450,7 +450,7 @@ def output_specs(executable: Any, mesh: Any) -> list[Any] | None:
     return specs
 
 
-# ---- many processes: jax.distributed keeps its place, its store and its detection to itself -----------------------------
+# ---- many processes: jax.distributed keeps its place, its store and its detection to itself -------------------------
 
 
 def jaxlib_version() -> str:
@@ -461,7 +461,7 @@ def jaxlib_version() -> str:
 
 
 def distributed_client() -> Any:
-    """The client of the coordination service (key-value store, barriers), or None before `jax.distributed.initialize`."""
+    """The client of the coordination service (its store, its barriers), or None before `jax.distributed.initialize`."""
     from jax._src import distributed
 
     return distributed.global_state.client
