@@ -53,15 +53,21 @@ def compile_for(
     return answer | {"cached": False}
 
 
+_ACCELERATORS = ("/dev/accel0", "/dev/vfio/0", "/dev/nvidiactl", "/dev/dxg")
+# What an installed libtpu and CUDA plugin complain of where no device of theirs is.
+_QUIET = {name: QUIET_TPU[name] for name in ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES", "TPU_SKIP_MDS_QUERY")} | {
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"  # "Unable to load cuDNN": its compiler needs none
+}
+
+
 @contextmanager
-def quiet_start(platforms: tuple[str, ...] = ("/dev/accel0", "/dev/vfio/0")) -> Generator[None]:
-    """Tracing may wake this process's own backend; an installed libtpu then complains of a missing TPU on stderr."""
-    names = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES", "TPU_SKIP_MDS_QUERY")
-    if backend_initialised() or any(Path(device).exists() for device in platforms):
+def quiet_start(devices: tuple[str, ...] = _ACCELERATORS) -> Generator[None]:
+    """Tracing may wake this process's own backend; installed compilers then complain of missing devices on stderr."""
+    if backend_initialised() or any(Path(device).exists() for device in devices):
         yield
         return
-    added = [name for name in names if name not in os.environ]
-    os.environ.update({name: QUIET_TPU[name] for name in added})
+    added = [name for name in _QUIET if name not in os.environ]
+    os.environ.update({name: _QUIET[name] for name in added})
     try:
         yield
     finally:
