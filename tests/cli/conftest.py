@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardax.cli.app import app
+from shardax.cli.screen import console
 
 SHARDAX = str(Path(sys.executable).with_name("shardax"))
 
@@ -66,6 +67,8 @@ def quickly(folder, monkeypatch):
 
     def run(*arguments):
         monkeypatch.chdir(folder)
+        monkeypatch.delenv("COLUMNS", raising=False)
+        console.cache_clear()  # as wide as a fresh process finds it
         done = CliRunner().invoke(app, list(map(str, arguments)), prog_name="shardax")
         return Ran(done.exit_code, done.stdout, done.stderr)
 

@@ -13,10 +13,22 @@ from jax.core import Tracer
 import shardax as sx
 
 
-def leaked():
-    """Tracers that somebody still holds."""
+def tracers():
     gc.collect()
     return [thing for thing in gc.get_objects() if isinstance(thing, Tracer)]
+
+
+@pytest.fixture
+def leaked():
+    """Asks for tracers that this test made and somebody still holds; other tests' failures hold theirs."""
+    before = tracers()
+    known = set(map(id, before))
+
+    def ask():
+        assert len(before) == len(known)  # held till here, so that no new one takes an old one's place
+        return [tracer for tracer in tracers() if id(tracer) not in known]
+
+    return ask
 
 
 def settled():
@@ -81,8 +93,7 @@ def own_step(module):
     return module.weight.value
 
 
-def soak(step, make, rounds):
-    before = {id(tracer) for tracer in leaked()}
+def soak(step, make, rounds, leaked):
     assert churn(step, make, rounds) == []  # every structure has been seen by now
     tracemalloc.start()
     start = settled()
@@ -90,16 +101,16 @@ def soak(step, make, rounds):
     grown = settled() - start
     tracemalloc.stop()
     assert grown < 300 * rounds, f"{grown} bytes more after {rounds} modules"
-    assert [tracer for tracer in leaked() if id(tracer) not in before] == []
+    assert leaked() == []
     lift = step._lift
     assert len(lift.lifted) <= 5 * 2 * 2 + 5 and sum(map(len, lift.plans.values())) <= 32
 
 
-def test_modules_that_come_and_go():
-    soak(sx.jit(own_step), Own, 600)
+def test_modules_that_come_and_go(leaked):
+    soak(sx.jit(own_step), Own, 600, leaked)
 
 
-def test_nnx_modules_that_come_and_go():
+def test_nnx_modules_that_come_and_go(leaked):
     nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
 
     class Module(nnx.Module):
@@ -111,7 +122,7 @@ def test_nnx_modules_that_come_and_go():
         module.weight[...] += module.scale
         return module.weight[...]
 
-    soak(step, Module, 300)
+    soak(step, Module, 300, leaked)
 
 
 def test_structures_without_end_are_bounded():
@@ -125,7 +136,7 @@ def test_structures_without_end_are_bounded():
     assert float(module.weight.value) == sum(range(40))
 
 
-def test_failures_do_not_pile_up():
+def test_failures_do_not_pile_up(leaked):
     cell = sx.State(jnp.float32(1))
 
     @sx.jit

@@ -38,6 +38,7 @@ def still_in(file: str, line: int, function: str) -> bool:
     name = function.rpartition(".")[2]
     if not name.isidentifier():  # "<lambda>", "<genexpr>": they have no name in the source
         return True
+    linecache.checkcache(file)
     return name in _functions_around("".join(linecache.getlines(file)), line)
 
 
