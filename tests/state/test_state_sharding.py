@@ -71,12 +71,18 @@ def test_the_first_match_wins_and_the_value_is_a_value():
     assert sx.StateSharding(pairs[::-1]).map_prefix((), Kernel(1.0)) == P()
 
 
+@pytest.mark.filterwarnings("error::DeprecationWarning")
 def test_nnx_states_of_shardings_and_nnx_variables():
     nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
     layer = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
-    by_path = sx.StateSharding(nnx.State({"kernel": named("a", "b"), "bias": named("b")}))
+    flat = nnx.State({"bias": named("b"), "kernel": named("a", "b")})
+    by_path = sx.StateSharding(flat)
+    held = sx.StateSharding(jax.tree.map(nnx.Param, flat))  # as nnx.get_partition_spec returns them
+    assert held == by_path and by_path.shardings == (named("b"), named("a", "b"))
+    nested = sx.StateSharding(nnx.State({"mlp": {"kernel": P("a"), "gate": P("a")}, "bias": P()}))
+    assert nested.shardings == (P("a"), P()) and nested.map_prefix(("mlp", "gate"), None) == P("a")
     by_type = sx.StateSharding({nnx.PathContains("kernel"): named("a", "b"), nnx.Param: named("b")})
-    for sharding in (by_path, by_type):
+    for sharding in (by_path, held, by_type):
         step = sx.jit(lambda layer, x: layer(x), in_shardings=(sharding, None))
         step(layer, jnp.ones(8))
         assert layer.kernel[...].sharding == named("a", "b") and layer.bias[...].sharding == named("b")

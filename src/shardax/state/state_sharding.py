@@ -82,7 +82,10 @@ class StateSharding:
 
 def _pairs(given: Any) -> tuple[tuple[Any, Any], ...]:
     if hasattr(given, "flat_state"):  # nnx.State
-        return tuple((PathIn(frozenset({tuple(path)})), sharding) for path, sharding in _flat(given))
+        paths: dict[Any, list[Path]] = {}
+        for path, sharding in _flat(given, ()):
+            paths.setdefault(sharding, []).append(path)
+        return tuple((PathIn(frozenset(places)), sharding) for sharding, places in paths.items())
     items: Iterable[Any] = given.items() if isinstance(given, Mapping) else given
     try:
         return tuple((filter, sharding) for filter, sharding in items)
@@ -93,9 +96,11 @@ def _pairs(given: Any) -> tuple[tuple[Any, Any], ...]:
         ) from None
 
 
-def _flat(state: Any) -> Iterable[tuple[Path, Any]]:
-    flat = state.flat_state()
-    return flat.items() if isinstance(flat, Mapping) else zip(flat.paths, flat.leaves, strict=True)
+def _flat(tree: Any, path: Path) -> Iterable[tuple[Path, Any]]:
+    """What stands in nested mappings, or in their Variables; an nnx.State's own way to list it is deprecated."""
+    if not isinstance(tree, Mapping):
+        return [(path, tree.get_value() if hasattr(tree, "get_value") else tree)]
+    return [found for key, below in tree.items() for found in _flat(below, (*path, key))]
 
 
 def to_predicate(filter: Any) -> Predicate:
