@@ -117,6 +117,19 @@ def fsdp_constraint(mesh):
     return step, (weights, abstract(mesh, (64, WIDTH), bf16, "fsdp"))
 
 
+@program(fsdp=8)
+def gather_gradient(mesh):
+    """One layer by hand, no loop and no remat: a gather, and its transpose."""
+
+    def local(w, x):
+        full = lax.all_gather(w, "fsdp", axis=0, tiled=True)
+        return jnp.sum(jnp.tanh(x @ full).astype(f32))[None]
+
+    run = jax.shard_map(local, mesh=mesh, in_specs=(P("fsdp"), P("fsdp")), out_specs=P("fsdp"))
+    step = jax.jit(jax.grad(lambda w, x: run(w, x).sum()))
+    return step, (abstract(mesh, (512, 256), bf16, "fsdp"), abstract(mesh, (64, 512), bf16, "fsdp"))
+
+
 # ---- tensor and sequence parallel --------------------------------------------------------------------------------
 
 

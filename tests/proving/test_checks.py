@@ -183,3 +183,54 @@ def test_specs_that_mean_the_same_are_the_same():
     sx.assert_sharded(one, {"w": P("dp")})
     sx.assert_sharded({"w": jnp.ones(8)}, {"w": P()})
     assert "has SingleDeviceSharding, not P('dp'" in fails(sx.assert_sharded, {"w": jnp.ones(8)}, {"w": P("dp")})
+
+
+# ---- names as a person writes them ----------------------------------------------------------------------------------
+
+
+def test_a_mistyped_axis_is_not_a_passing_test(proof):
+    for call in (
+        lambda: sx.assert_collectives(proof, {"all-to-all": {"fspd": 0}}),
+        lambda: sx.assert_no_replication_over(proof, "1KB", axes="fspd"),
+    ):
+        with pytest.raises(sx.ProofError, match="fspd: is no axis of the mesh; did you mean 'fsdp'"):
+            call()
+
+
+def test_one_name_where_several_may_stand(proof):
+    sx.assert_collectives(proof, {"all-gather": {"fsdp": 3}}, no="all-to-all")
+    assert "all-gather: expected none" in fails(sx.assert_collectives, proof, no="all-gather")
+    sx.assert_no_replication_over("64MB", proof)
+    sx.assert_no_replication_over(proof, 1, ignore=["params['b']", "result"])
+    with pytest.raises(TypeError, match="takes a proof and a size"):
+        sx.assert_no_replication_over("1MB", "2MB")
+
+
+def test_true_names_no_argument():
+    with pytest.raises(sx.ProofError, match=r"donate=True: says no argument; name it: one or several of \['x'\]"):
+        sx.prove(lambda x: x * 2, shape(8), mesh="dp=8", in_specs=P("dp"), donate=True)
+
+
+def test_rows_are_added_up_by_the_name_of_a_column(proof):
+    ledger = proof.ledger
+    assert ledger.group_by("op") == ledger.by_op() and ledger.group_by("line") == ledger.by_line()
+    assert ledger.group_by("axis") == ledger.group_by("axes") == ledger.by_axis()
+    assert ledger.by_axis()["fsdp"] == ledger.by_axis()["fsdp",]
+    with pytest.raises(KeyError):
+        ledger.by_axis()["tp"]
+    with pytest.raises(sx.ProofError, match="have no 'phrase'; did you mean 'phase'"):
+        ledger.group_by("phrase")
+
+
+def test_a_proof_is_a_value(proof, tmp_path):
+    proof.save(tmp_path / "proof.json")
+    again = sx.Proof.load(tmp_path / "proof.json")
+    assert again == proof and hash(again) == hash(proof) and str(again) == str(proof)
+    with pytest.raises(sx.ProofError, match="there is no proof in"):
+        sx.Proof.load(tmp_path)
+
+
+def test_a_lock_is_its_file(proof, tmp_path):
+    lock = proof.lock(tmp_path / "step.lock")
+    assert str(lock) == (tmp_path / "step.lock").read_text() and lock == proof.lock()
+    sx.check_lock(proof, tmp_path / "step.lock")

@@ -84,7 +84,7 @@ def test_a_saved_proof_is_the_proof(target, tmp_path):
     proof = prove(target=target)
     proof.save(tmp_path / "proof.json")
     again = sx.Proof.load(tmp_path / "proof.json")
-    assert again == proof and again.hlo == "" and again.cached
+    assert again == proof and again.hlo == "" and again.cached == proof.cached
     assert again.ledger == proof.ledger and again.memory == proof.memory and again.estimate == proof.estimate
     assert again.lock() == proof.lock() and again.to_json() == proof.to_json()
     assert json.loads((tmp_path / "proof.json").read_text())["shardax"] == "proof"

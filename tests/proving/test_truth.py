@@ -66,6 +66,10 @@ EXPECTED = {
         *gathers("partitioner", ("h @ w_layer", "lax.scan(layer")),
         Site("all-reduce", ("fsdp",), LAYERS, LAYER_BYTES, "bf16", "partitioner", "backward", line=("h @ w_layer",)),
     ],
+    "gather_gradient": [
+        Site("all-gather", ("fsdp",), 1, 512 * 256 * BF16, "bf16", "user", "forward", "w", ("lax.all_gather(w, ",)),
+        Site("reduce-scatter", ("fsdp",), 1, 512 * 256 * BF16, "bf16", "user", "backward", None, ("lax.all_gather(w, ",)),
+    ],
     # Megatron: one all-reduce per layer forward; backward one per layer but the first, whose input needs no gradient
     "tensor_parallel": [
         *[Site("all-reduce", ("tp",), 1, ROWS, "bf16", "partitioner", "forward", line=("@ up) @ down",))] * 3,
@@ -127,6 +131,7 @@ def rewrites(tier, name, sites):
         return [*sites[:2], scattered(sites[2])]
     if tier == "v5p" and name in (
         "fsdp_shard_map",
+        "gather_gradient",
         "sequence_parallel",
     ):  # no torus in 2x2x2: scatter by all-reduce + slice
         return [*sites[:-1], replace(sites[-1], op="all-reduce", rewrite="reduce-scatter done as all-reduce")]
@@ -219,6 +224,7 @@ FLOPS = {
     "data_parallel": 2 * 2 * 8 * 256 * 512,  # forward, gradient of the weight
     "fsdp_shard_map": 4 * LAYERS * LAYER_FLOPS,  # forward, forward again, two backward
     "fsdp_constraint": 4 * LAYERS * LAYER_FLOPS,
+    "gather_gradient": 2 * 2 * (64 // 8) * 512 * 256,
     "tensor_parallel": (3 * 2 + 3 * 4 - 1) * PRODUCT,  # two forward, four backward; the first input needs no gradient
     "sequence_parallel": 2 * 256 * 128 * 64 * 2,
     "moe_shard_map": 2 * (EXPERTS * CAPACITY) * MODEL * MODEL,

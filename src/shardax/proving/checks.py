@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardax.errors import Offence, ProofFailure, did_you_mean, plural
+from shardax.errors import Offence, ProofError, ProofFailure, did_you_mean, plural
 from shardax.names.layout import Layout
 from shardax.names.mesh import MeshSpec
 from shardax.names.paths import flatten
@@ -63,7 +63,8 @@ def assert_collectives(
         for op, by_axes in (expected or {}).items()
         for axes, count in (by_axes.items() if isinstance(by_axes, Mapping) else [((), by_axes)])
     }
-    _known_kinds([*(op for op, _ in wanted), *no])
+    no = [no] if isinstance(no, str) else list(no)
+    _known_names([*(op for op, _ in wanted), *no], [axis for _, axes in wanted for axis in axes], proof.mesh)
     problems: list[Offence] = []
     for (op, axes), count in wanted.items():
         rows = [row for row in proof.ledger if row.op == op and (not axes or set(row.axes) == set(axes))]
@@ -81,10 +82,18 @@ def assert_collectives(
         raise ProofFailure(f"{proof.name} on {where} does not run the expected collectives", problems)
 
 
-def _known_kinds(kinds: Iterable[str]) -> None:
+def _known_names(kinds: Iterable[str], axes: Iterable[str], mesh: MeshSpec) -> None:
+    """A mistyped name must not make a test that always passes."""
     unknown = [Offence(kind, f"is no collective{did_you_mean(kind, KINDS)}") for kind in kinds if kind not in KINDS]
     if unknown:
-        raise ValueError(str(ProofFailure("unknown collectives", unknown, f"known: {', '.join(KINDS)}")))
+        raise ProofError("unknown collectives", unknown, f"known: {', '.join(KINDS)}")
+    strange = [
+        Offence(axis, f"is no axis of the mesh{did_you_mean(axis, mesh.names)}")
+        for axis in axes
+        if axis not in mesh.names
+    ]
+    if strange:
+        raise ProofError("unknown axes", strange, f"the mesh is {mesh}")
 
 
 def _kind(op: str, axes: tuple[str, ...]) -> str:
@@ -115,16 +124,25 @@ def _places(rows: list[Collective], most: int = 4) -> str:
 
 
 def assert_no_replication_over(
-    proof: Proof | Check, threshold: str | int, *, axes: Iterable[str] | None = None, ignore: Iterable[str] = ()
+    proof: Proof | Check | str | int,
+    threshold: Proof | Check | str | int,
+    *,
+    axes: Iterable[str] | None = None,
+    ignore: Iterable[str] = (),
 ) -> None:
     """No array of the step costs `threshold` or more on every device of the mesh (or on every device along `axes`).
 
     `ignore` are beginnings of paths that may.
     """
     __tracebackhide__ = True
+    if isinstance(proof, (str, int)):  # either order reads well
+        proof, threshold = threshold, proof
+    if isinstance(proof, (str, int)) or not isinstance(threshold, (str, int)):
+        raise TypeError("assert_no_replication_over takes a proof and a size")
     limit = parse_bytes(threshold)
     along = None if axes is None else set([axes] if isinstance(axes, str) else axes)
-    skip = tuple(ignore)
+    _known_names((), along or (), proof.mesh)
+    skip = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     arrays = [leaf for leaf in (*proof.inputs, *proof.outputs) if not (skip and leaf.path.startswith(skip))]
     problems = [
         Offence(

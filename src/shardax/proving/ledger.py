@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, TypeVar, overload
 
-from shardax.errors import HloParseError, Offence
+from shardax.errors import HloParseError, Offence, ProofError, did_you_mean
 from shardax.proving.collectives import Collective, find_collectives, has_collectives
 from shardax.proving.hlo import HloModule
 from shardax.proving.integrity import consistent
@@ -100,21 +101,26 @@ class Ledger:
         """How many collectives run in one step."""
         return sum(row.count for row in self.rows)
 
-    def group_by(self, key: Callable[[Collective], Key]) -> dict[Key, Group]:
-        """Add up rows by any key, the largest on the wire first."""
-        found: dict[Key, list[Collective]] = {}
+    @overload
+    def group_by(self, key: str) -> dict[Any, Group]: ...
+    @overload
+    def group_by(self, key: Callable[[Collective], Key]) -> dict[Key, Group]: ...
+    def group_by(self, key: str | Callable[[Collective], Any]) -> dict[Any, Group]:
+        """Add up rows by the name of a column ("op", "axes", "phase", …) or by any key, the largest on the wire first."""
+        read = _reader(key) if isinstance(key, str) else key
+        found: dict[Any, list[Collective]] = {}
         for row in self.rows:
-            found.setdefault(key(row), []).append(row)
+            found.setdefault(read(row), []).append(row)
         groups = {name: Group.of(name, rows) for name, rows in found.items()}
         return dict(sorted(groups.items(), key=lambda item: -item[1].wire_bytes))
 
     def by_axis(self) -> dict[tuple[str, ...], Group]:
-        """By the mesh axes that the collectives run over."""
-        return self.group_by(lambda row: row.axes)
+        """By the mesh axes that the collectives run over; one axis is found by its name too."""
+        return _ByAxis(self.group_by(lambda row: row.axes))
 
     def by_line(self) -> dict[str, Group]:
         """By the Python line they come from."""
-        return self.group_by(lambda row: f"{row.file}:{row.line}" if row.file else "")
+        return self.group_by(_line_of)
 
     def by_op(self) -> dict[str, Group]:
         """By kind of collective."""
@@ -169,6 +175,27 @@ class Ledger:
             tuple(data["notes"]),
             tuple(data["warnings"]),
         )
+
+
+class _ByAxis(dict[tuple[str, ...], Group]):
+    def __missing__(self, axes: object) -> Group:
+        if isinstance(axes, str) and (axes,) in self:
+            return self[(axes,)]
+        raise KeyError(axes)
+
+
+def _line_of(row: Collective) -> str:
+    return f"{row.file}:{row.line}" if row.file else ""
+
+
+def _reader(column: str) -> Callable[[Collective], Any]:
+    if column == "line":
+        return _line_of
+    known = [field.name for field in fields(Collective)]
+    name = {"axis": "axes"}.get(column, column)
+    if name not in known:
+        raise ProofError(f"rows of a ledger have no {column!r}{did_you_mean(column, known)}")
+    return attrgetter(name)
 
 
 _Appearance = tuple[str, tuple[str, ...], str, int, str, str, str, tuple[str, ...], str | None, int]

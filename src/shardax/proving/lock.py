@@ -23,9 +23,20 @@ VERSION = 1
 TOLERANCE = 0.05
 
 
-def lock_of(proof: Proof) -> dict[str, Any]:
+class Lock(dict[str, Any]):
+    """The facts as a plain dict; as text they are the lock file: JSON, one fact per line, so that a diff reads well."""
+
+    def __str__(self) -> str:
+        body = dict(self)
+        sites = [json.dumps(site) for site in body.pop("collectives")]
+        text = json.dumps(body, indent=1)[:-2]
+        listed = ",\n  ".join(sites)
+        return text + f',\n "collectives": [{f"{chr(10)}  {listed}{chr(10)} " if sites else ""}]\n}}\n'
+
+
+def lock_of(proof: Proof) -> Lock:
     """A small, stable, readable dict: the same program gives the same lock in every process."""
-    return {
+    facts: dict[str, Any] = {
         "shardax": "lock",
         "version": VERSION,
         "step": proof.name,
@@ -46,6 +57,7 @@ def lock_of(proof: Proof) -> dict[str, Any]:
         "lost_donations": sorted(lost.path for lost in proof.lost_donations),
         "not_as_asked": sorted(f"{each.shape} asked {spec_text(each.asked)}" for each in proof.not_as_asked),
     }
+    return Lock(facts)
 
 
 def _rounded(count: int) -> int:
@@ -81,14 +93,9 @@ def _collectives(proof: Proof) -> list[dict[str, Any]]:
 
 
 def write_lock(lock: Mapping[str, Any], path: str | Path) -> None:
-    """Write a lock file, one fact per line, so that a version-control diff reads well."""
+    """Write a lock file, and the folders above it."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    body = dict(lock)
-    sites = [json.dumps(site) for site in body.pop("collectives")]
-    text = json.dumps(body, indent=1)[:-2]
-    listed = ",\n  ".join(sites)
-    text += f',\n "collectives": [{f"{chr(10)}  {listed}{chr(10)} " if sites else ""}]\n}}\n'
-    Path(path).write_text(text, encoding="utf-8")
+    Path(path).write_text(str(Lock(lock)), encoding="utf-8")
 
 
 def read_lock(path: str | Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from shardax.names.mesh import MeshSpec
 from shardax.names.spec import as_spec, axes_of
 from shardax.proving.cost import Estimate
 from shardax.proving.ledger import Ledger
-from shardax.proving.lock import TOLERANCE, check_lock, lock_of
+from shardax.proving.lock import TOLERANCE, Lock, check_lock, lock_of
 from shardax.proving.memory import Memory
 from shardax.proving.placing import Placed, Replicated
 from shardax.proving.proof_text import proof_text
@@ -66,7 +66,7 @@ class Proof:
     refusal: str  # the compiler's own words when it ran out of memory
     compile_seconds: float
     compile_cpu_seconds: float
-    versions: Mapping[str, str]
+    versions: Mapping[str, str] = field(hash=False)
     blind_spots: tuple[str, ...]
     cached: bool = field(default=False, compare=False)
     hlo: str = field(default="", compare=False, repr=False)  # not saved
@@ -88,8 +88,10 @@ class Proof:
         """FLOPs of the step over all devices."""
         return self.flops * self.mesh.size
 
-    def lock(self) -> dict[str, Any]:
-        """The facts worth locking in CI: small, stable, independent of line numbers."""
+    def lock(self, path: str | Path | None = None) -> Lock:
+        """The facts worth locking in CI: small, stable, independent of line numbers; written to `path` if one is given."""
+        if path is not None:
+            check_lock(self, path, update=True)
         return lock_of(self)
 
     def check_lock(self, path: str | Path, *, tolerance: float = TOLERANCE, update: bool | None = None) -> None:
@@ -127,6 +129,7 @@ class Proof:
             "compile_cpu_seconds": self.compile_cpu_seconds,
             "versions": dict(self.versions),
             "blind_spots": list(self.blind_spots),
+            "cached": self.cached,
         }
 
     def save(self, path: str | Path) -> None:
@@ -138,8 +141,9 @@ class Proof:
         """Read a proof from a file that `save` wrote."""
         try:
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise ProofError(f"there is no proof in {path}", remedy="write one with proof.save(path)") from None
+        except OSError as error:
+            why = [] if isinstance(error, FileNotFoundError) else [Offence(str(path), error.strerror or str(error))]
+            raise ProofError(f"there is no proof in {path}", why, "write one with proof.save(path)") from None
         except ValueError as error:
             raise ProofError(f"{path} holds no proof", [Offence(str(path), str(error).splitlines()[0])]) from error
 
@@ -167,14 +171,14 @@ class Proof:
                 compile_cpu_seconds=data["compile_cpu_seconds"],
                 versions=data["versions"],
                 blind_spots=tuple(data["blind_spots"]),
-                cached=True,
+                cached=data.get("cached", True),
             )
         except (KeyError, TypeError) as error:
             raise ProofError(f"not a saved proof: {type(error).__name__} {error}") from error
 
     def without_hlo(self) -> Proof:
         """The proof as a file would give it back."""
-        return replace(self, hlo="", cached=True)
+        return replace(self, hlo="")
 
 
 def plain_spec(spec: PartitionSpec) -> list[list[str]]:

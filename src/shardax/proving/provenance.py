@@ -91,6 +91,17 @@ def nearest_source(module: HloModule, computation: Computation, start: Instructi
     return None, ""
 
 
+def producer_name(computation: Computation, start: Instruction) -> str:
+    """The name stack of the closest producer that has one: what follows from a gradient belongs to the backward pass."""
+    ring, known = [start], computation.by_name
+    for _ in range(_NEAR):
+        ring = [known[name] for each in ring for o in each.operands if (name := o.partition("#")[0]) in known]
+        named = next((each.op_name for each in ring if each.op_name and each.opcode != "parameter"), "")
+        if named:
+            return named
+    return ""
+
+
 def _neighbours(computation: Computation, instruction: Instruction) -> list[Instruction]:
     known = computation.by_name
     before = [known[name] for o in instruction.operands if (name := o.partition("#")[0]) in known]

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from shardax.proving.hlo import Computation, HloModule, Instruction
-from shardax.proving.provenance import nearest_source
+from shardax.proving.provenance import nearest_source, producer_name
 from shardax.proving.sources import Source
 from shardax.proving.walk import Execution
 
@@ -41,8 +41,10 @@ class Stack:
         if source is not None:
             return cls(own, source, False, marked, outer)
         source, name = _reducer(module, line)
+        around = _top(execution, len(holders) - 1)
         if source is None:
-            source, name = nearest_source(module, _top(execution, len(holders) - 1), holders[-1])
+            source, name = nearest_source(module, around, holders[-1])
+        outer = (*outer, producer_name(around, holders[-1])) if not own else outer
         return cls(own or _named_after(line) or name, source, True, marked, outer)
 
     @property

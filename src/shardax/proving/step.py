@@ -140,7 +140,9 @@ def _placed(
     names: list[str] = []
     problems: list[Offence] = []
     for item in listed:
-        if isinstance(item, str) and item in kwargs:
+        if isinstance(item, bool):  # True would mean the second argument
+            problems.append(Offence(f"{word}={item}", f"says no argument; name it: one or several of {known}"))
+        elif isinstance(item, str) and item in kwargs:
             names.append(item)
         elif isinstance(item, str) and item in known:
             positions.append(known.index(item))
