@@ -294,10 +294,29 @@ def test_two_meshes_that_disagree_are_an_error():
         sx.with_sharding_constraint(jnp.ones(8), NamedSharding(other, P("zz")))
 
 
-def test_gradients_flow_through_constraints():
-    with jax.set_mesh(mesh_of()):
-        grad = jax.grad(lambda x: (sx.with_sharding_constraint(x, P("dp")) ** 2).sum())(jnp.ones((8, 16)))
-    np.testing.assert_array_equal(np.asarray(grad), 2 * np.ones((8, 16)))
+def squares(x):
+    return (sx.with_sharding_constraint(x, P("dp", "tp")) ** 2).sum()
+
+
+TRANSFORMED = {
+    "grad": jax.grad(squares),
+    "jvp": lambda x: jax.jvp(lambda y: sx.with_sharding_constraint(y, P("dp", "tp")), (x,), (2 * x,))[1],
+    "vmap": lambda x: 2 * jax.vmap(lambda row: sx.with_sharding_constraint(row, P("tp")), spmd_axis_name="dp")(x),
+    "checkpoint": lambda x: 2 * jax.checkpoint(lambda y: sx.with_sharding_constraint(y, P("dp", "tp")))(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_transformation_that_runs_eagerly_means_what_it_means_under_jit(kind, transform):
+    mesh, call = mesh_of(kind), TRANSFORMED[transform]
+    x = jax.device_put(numbers(), NamedSharding(mesh, P("dp")))
+    with jax.set_mesh(mesh):
+        eager, jitted = call(x), jax.jit(call)(x)
+    np.testing.assert_array_equal(np.asarray(eager), 2 * numbers())
+    assert jax.typeof(eager) == jax.typeof(jitted)
+    if kind != "auto" and transform != "grad":  # the compiler chooses where Auto axes are not constrained
+        assert eager.sharding.is_equivalent_to(jitted.sharding, 2)
 
 
 # ---- the log --------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Meshes: every spelling, every bad size, every context, and what eformer got wrong."""
 
+import pickle
 import subprocess
 import sys
 import threading
@@ -62,6 +63,15 @@ def test_a_mesh_that_cannot_be_lists_what_is_wrong(bad, words):
     assert isinstance(error.value, ValueError)
 
 
+@pytest.mark.parametrize("kinds", [None, "explicit", ("auto", "explicit")])
+def test_a_mesh_spec_prints_as_the_call_that_makes_it(kinds):
+    spec = sx.MeshSpec("dp=2,fsdp=-1", axis_types=kinds)
+    assert eval(repr(spec), {"MeshSpec": sx.MeshSpec}) == spec == pickle.loads(pickle.dumps(spec))
+    assert spec == sx.MeshSpec(["dp", "fsdp"], [2, np.int64(-1)], kinds) and len({spec, sx.MeshSpec.of(spec)}) == 1
+    with pytest.raises(sx.MeshError, match="the sizes of a mesh are a sequence, not 8"):
+        sx.MeshSpec(("dp",), 8)
+
+
 def test_all_problems_of_a_mesh_are_listed_at_once():
     with pytest.raises(sx.MeshError) as error:
         sx.MeshSpec.of("dp=0,tp=-3,dp=1")
@@ -118,6 +128,7 @@ def test_make_mesh_infers_and_takes_fewer_devices():
 def test_make_mesh_keeps_the_axis_types_of_a_spec():
     spec = sx.MeshSpec.of("dp=2,tp=4", "explicit")
     assert sx.make_mesh(spec).axis_types == (AxisType.Explicit,) * 2
+    assert sx.make_mesh(sx.make_mesh(spec)).axis_types == sx.make_mesh(spec.abstract()).axis_types == spec.axis_types
 
 
 def test_dcn_errors_list_every_problem():
@@ -126,6 +137,11 @@ def test_dcn_errors_list_every_problem():
     with pytest.raises(sx.MeshError) as error:
         sx.make_mesh("dp=2,tp=4", dcn={"dp": 2, "tp": 3})
     assert "size 4 does not divide over 3" in str(error.value) and "there are 1" in str(error.value)
+    with pytest.raises(sx.MeshError, match="size 1.5 is not an integer"):
+        sx.make_mesh("dp=2,tp=4", dcn={"dp": 1.5})
+    with pytest.raises(sx.MeshError, match="asks for 2 slices or hosts, there are 1"):  # jax.make_mesh knows no dcn
+        sx.create_mesh((2, 4), ("dp", "tp"), (2, 1), use_jax=True)
+    assert sx.make_mesh("dp=2,tp=4", dcn="dp=1") == sx.make_mesh("dp=2,tp=4", dcn={}) == sx.make_mesh("dp=2,tp=4")
 
 
 TPU_PROBE = """
@@ -249,6 +265,17 @@ def test_the_same_mesh_twice_is_no_conflict():
         assert sx.current_mesh(mesh) is mesh
 
 
+@pytest.mark.parametrize("argument", ["dp=2,tp=4", {"dp": 2, "tp": 4}, sx.MeshSpec("dp=2,tp=4").abstract()], ids=str)
+def test_an_argument_without_devices_means_the_mesh_in_force(argument):
+    mesh = mesh_of(kind=AxisType.Explicit)
+    for context in (mesh, jax.set_mesh(mesh)):
+        with context:
+            assert sx.current_mesh(argument) is mesh
+            with pytest.raises(sx.MeshConflictError):
+                sx.current_mesh("dp=4,tp=2")
+    assert isinstance(sx.current_mesh(argument), AbstractMesh)
+
+
 def test_set_mesh_is_thread_local_and_we_say_so_by_none():
     seen = []
     with jax.set_mesh(mesh_of()):
@@ -274,6 +301,8 @@ def test_small_questions():
     assert sx.get_axes_size_in_mesh("tp", mesh) == 4 and sx.get_axes_size_in_mesh(("dp", "tp"), mesh) == 8
     with pytest.raises(KeyError, match="'pt'.*did you mean 'tp'"):
         sx.get_axes_size_in_mesh(("dp", "pt"), mesh)
+    with pytest.raises(TypeError, match="axis names are a string"):
+        sx.get_axes_size_in_mesh(3, mesh)
     assert not sx.names_in_current_mesh("dp")
     with mesh:
         assert sx.names_in_current_mesh("dp", "tp") and not sx.names_in_current_mesh("dp", "ep")
@@ -306,6 +335,7 @@ def test_sizes_and_indices_inside_shard_map():
             question(3)
 
 
-def test_describe_an_abstract_mesh():
-    text = str(sx.describe(sx.MeshSpec.of("dp=64,tp=64").abstract()))
+@pytest.mark.parametrize("mesh", ["dp=64,tp=64", sx.MeshSpec("dp=64,tp=64"), sx.MeshSpec("dp=64,tp=64").abstract()])
+def test_describe_an_abstract_mesh(mesh):
+    text = str(sx.describe(mesh))
     assert "unknown (abstract mesh)" in text and "4096 abstract devices" in text

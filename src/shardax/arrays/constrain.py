@@ -229,6 +229,8 @@ class _Plan:
             self.trace = self.auto
         elif self.auto is not None:
             _check_order(found, kinds)
+            # Under an eager grad or vmap a constraint on Auto axes is a transfer, which would drop the Explicit ones.
+            self.trace = jax.jit(self._trace)
 
     def _part(self, kinds: dict[str, AxisType], kind: AxisType) -> PartitionSpec | None:
         """The spec on the axes of one kind, or None where the mesh has no axes of it."""

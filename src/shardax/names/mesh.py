@@ -6,7 +6,7 @@ A mesh is never looked up twice: `current_mesh` resolves it at the boundary and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
@@ -22,25 +22,36 @@ AxisTypes: TypeAlias = "str | AxisType | Sequence[str | AxisType] | Mapping[str,
 MeshLike: TypeAlias = "str | MeshSpec | Mesh | AbstractMesh | Mapping[str, int] | tuple[Sequence[int], Sequence[str]]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False)
 class MeshSpec:
     """Axis names, sizes (one may be -1: "what is left") and axis types of a mesh, without devices.
 
-    >>> spec = MeshSpec.of("dp=2,fsdp=-1,tp=4")
+    Made from names and sizes, or from one thing that says both, such as text.
+
+    >>> spec = MeshSpec("dp=2,fsdp=-1,tp=4")
     >>> str(spec.resolve(32)), spec.resolve(32).size
     ('dp=2,fsdp=4,tp=4', 32)
+    >>> MeshSpec(("dp", "tp"), (2, 4), axis_types="explicit")
+    MeshSpec('dp=2,tp=4', axis_types='explicit')
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    axis_types: tuple[AxisType, ...] = ()
+    axis_types: tuple[AxisType, ...]
 
-    def __post_init__(self) -> None:
-        if not self.axis_types:
-            object.__setattr__(self, "axis_types", (AxisType.Auto,) * len(self.names))
-        problems = list(_axis_problems(self.names, self.sizes, self.axis_types))
+    def __init__(
+        self, names: MeshLike | Sequence[str], sizes: Sequence[int] | None = None, axis_types: AxisTypes | None = None
+    ) -> None:
+        if sizes is None:
+            read_names, read_sizes, read_types = _read_spec(cast("MeshLike", names))
+        else:
+            read_names, read_sizes, read_types = _listed(names, "names"), _listed(sizes, "sizes"), ()
+        types = read_axis_types(axis_types or read_types or "auto", read_names)
+        problems = list(_axis_problems(read_names, read_sizes, types))
         if problems:
             raise MeshError("this mesh cannot be", problems, 'write it like "dp=2,fsdp=-1,tp=4": one size may be -1')
+        for field, value in (("names", read_names), ("sizes", read_sizes), ("axis_types", types)):
+            object.__setattr__(self, field, value)
 
     @classmethod
     def of(cls, spec: MeshLike, axis_types: AxisTypes | None = None) -> MeshSpec:
@@ -49,8 +60,7 @@ class MeshSpec:
         >>> MeshSpec.of({"dp": 2, "tp": 4}) == MeshSpec.of(((2, 4), ("dp", "tp"))) == MeshSpec.of("dp:2, tp:4")
         True
         """
-        names, sizes, types = _read_spec(spec)
-        return cls(names, sizes, types if axis_types is None else read_axis_types(axis_types, names))
+        return spec if isinstance(spec, cls) and axis_types is None else cls(spec, None, axis_types)
 
     @property
     def shape(self) -> dict[str, int]:
@@ -107,9 +117,9 @@ class MeshSpec:
         return ",".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
 
     def __repr__(self) -> str:
-        plain = all(kind == AxisType.Auto for kind in self.axis_types)
-        kinds = "" if plain else f", axis_types={'/'.join(kind.name for kind in self.axis_types)}"
-        return f"MeshSpec('{self}'{kinds})"
+        kinds = tuple(kind.name.lower() for kind in self.axis_types)
+        said = kinds[0] if len(set(kinds)) == 1 else kinds
+        return f"MeshSpec('{self}'{'' if said == 'auto' else f', axis_types={said!r}'})"
 
 
 def _axis_problems(names: Sequence[Any], sizes: Sequence[Any], types: Sequence[Any]) -> Iterator[Offence]:
@@ -154,6 +164,12 @@ def _read_spec(spec: MeshLike) -> tuple[tuple[str, ...], tuple[int, ...], tuple[
 
 def _as_int(size: Any) -> int:
     return int(size) if isinstance(size, np.integer) else size
+
+
+def _listed(values: Any, what: str) -> tuple[Any, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise MeshError(f"the {what} of a mesh are a sequence, not {values!r}", remedy='or write "dp=2,tp=4"')
+    return tuple(map(_as_int, values))
 
 
 def _read_text(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -253,7 +269,7 @@ def current_mesh(mesh: MeshLike | None = None) -> AnyMesh | None:
     """The mesh in force: the argument, else `jax.set_mesh` (concrete or abstract), else `with mesh:`, else None.
 
     Two that disagree are an error; while tracing under `jax.set_mesh` the answer is abstract, because a trace may
-    be reused on other devices.
+    be reused on other devices. An argument without devices that agrees with the mesh in force means that mesh.
 
     >>> print(current_mesh())
     None
@@ -277,7 +293,8 @@ def current_mesh(mesh: MeshLike | None = None) -> AnyMesh | None:
             [Offence(place, describe_briefly(other)) for place, other in found],
             "leave one of the contexts, or pass the mesh that is in force",
         )
-    return found[0][1]
+    said = found[0][1]
+    return said if isinstance(said, Mesh) or len(found) == 1 else found[1][1]
 
 
 def required_mesh(mesh: MeshLike | None = None, need: str = "this") -> AnyMesh:

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from shardax.errors import MeshError, Offence
-from shardax.names.mesh import AnyMesh, AxisTypes, MeshLike, MeshSpec, read_axis_types
+from shardax.names.mesh import AnyMesh, AxisTypes, MeshLike, MeshSpec, as_mesh, read_axis_types
 from shardax.tables import Table
 
 DEFAULT_DIMS = (1, -1, 1, 1, 1)
@@ -25,7 +25,7 @@ def make_mesh(
     *,
     axis_types: AxisTypes = "auto",
     devices: Sequence[Any] | None = None,
-    dcn: Mapping[str, int] | Sequence[int] | None = None,
+    dcn: str | Mapping[str, int] | Sequence[int] | None = None,
     allow_split_physical_axes: bool = True,
 ) -> Mesh:
     """A `jax.sharding.Mesh` whose device order follows the hardware.
@@ -37,7 +37,7 @@ def make_mesh(
     >>> make_mesh({"tp": 2}).size      # fewer devices than present is fine
     2
     """
-    keep_types = isinstance(spec, MeshSpec) and axis_types == "auto"
+    keep_types = isinstance(spec, (MeshSpec, Mesh, AbstractMesh)) and axis_types == "auto"
     wanted = MeshSpec.of(spec, None if keep_types else axis_types)
     present = list(jax.devices() if devices is None else np.asarray(devices, dtype=object).flat)
     resolved = wanted.resolve(len(present))
@@ -72,15 +72,16 @@ def _granules(devices: list[Any], *, explicit: bool) -> dict[int, list[Any]]:
     return groups
 
 
-def _read_dcn(dcn: Mapping[str, int] | Sequence[int], spec: MeshSpec) -> tuple[int, ...]:
-    if isinstance(dcn, Mapping):
-        strange = [Offence(name, f"is not an axis of {spec}") for name in dcn if name not in spec.names]
+def _read_dcn(dcn: str | Mapping[str, int] | Sequence[int], spec: MeshSpec) -> tuple[int, ...]:
+    if isinstance(dcn, (str, Mapping)):
+        asked = MeshSpec(dcn).shape if dcn else {}
+        strange = [Offence(name, f"is not an axis of {spec}") for name in asked if name not in spec.names]
         if strange:
             raise MeshError("dcn names axes that are not there", strange)
-        return tuple(int(dcn.get(name, 1)) for name in spec.names)
+        return tuple(asked.get(name, 1) for name in spec.names)
     if len(dcn) != len(spec.names):
         raise MeshError(f"dcn {tuple(dcn)} has {len(dcn)} sizes for the {len(spec.names)} axes of {spec}")
-    return tuple(map(int, dcn))
+    return MeshSpec(spec.names, dcn).sizes
 
 
 def _lead_with(granules: list[list[Any]], sizes: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -152,7 +153,7 @@ def create_mesh(
     """
     devices = jax.devices(backend) if backend else jax.devices()
     spec = MeshSpec.of((axis_dims, axis_names), axis_types or "auto").resolve(len(devices))
-    if use_jax:
+    if use_jax and dcn_mesh_dims is None:
         kinds = read_axis_types(axis_types or "auto", spec.names)
         return jax.make_mesh(spec.sizes, spec.names, axis_types=kinds, devices=devices[: spec.size])
     granules = _granules(devices[: spec.size], explicit=dcn_mesh_dims is not None)
@@ -220,7 +221,7 @@ class MeshDescription:
         return str(self.table())
 
 
-def describe(mesh: AnyMesh) -> MeshDescription:
+def describe(mesh: MeshLike) -> MeshDescription:
     """Which axis stays inside a host, which crosses hosts, which crosses slices.
 
     >>> print(describe(make_mesh("dp=2,tp=4")))
@@ -230,11 +231,12 @@ def describe(mesh: AnyMesh) -> MeshDescription:
     tp       4  Auto  devices of one host
     8 cpu devices on 1 host
     """
+    read = as_mesh(mesh)
     places = [
-        AxisPlace(str(name), size, kind.name, _crosses(mesh, index))
-        for index, (name, size, kind) in enumerate(zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True))
+        AxisPlace(str(name), size, kind.name, _crosses(read, index))
+        for index, (name, size, kind) in enumerate(zip(read.axis_names, read.axis_sizes, read.axis_types, strict=True))
     ]
-    return MeshDescription(tuple(places), _devices_in_words(mesh))
+    return MeshDescription(tuple(places), _devices_in_words(read))
 
 
 def _crosses(mesh: AnyMesh, axis: int) -> str:

@@ -47,7 +47,7 @@ def get_axes_size_in_mesh(names: str | Sequence[str] | None, mesh: MeshLike | No
     """
     if names is None:
         return 1
-    wanted = (names,) if isinstance(names, str) else tuple(names)
+    wanted = _axis_names(names)
     shape = dict(required_mesh(mesh, "get_axes_size_in_mesh").shape)
     unknown = [
         Offence(repr(name), f"not in {tuple(shape)}{did_you_mean(name, shape)}") for name in wanted if name not in shape
