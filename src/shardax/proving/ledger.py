@@ -106,7 +106,7 @@ class Ledger:
     @overload
     def group_by(self, key: Callable[[Collective], Key]) -> dict[Key, Group]: ...
     def group_by(self, key: str | Callable[[Collective], Any]) -> dict[Any, Group]:
-        """Add up rows by the name of a column ("op", "axes", "phase", …) or by any key, the largest on the wire first."""
+        """Add up rows by a column ("op", "axes", "phase", …) or by any key, the largest on the wire first."""
         read = _reader(key) if isinstance(key, str) else key
         found: dict[Any, list[Collective]] = {}
         for row in self.rows:

@@ -89,7 +89,7 @@ class Proof:
         return self.flops * self.mesh.size
 
     def lock(self, path: str | Path | None = None) -> Lock:
-        """The facts worth locking in CI: small, stable, independent of line numbers; written to `path` if one is given."""
+        """The facts worth locking in CI: small, stable, independent of line numbers; `path` is where to write them."""
         if path is not None:
             check_lock(self, path, update=True)
         return lock_of(self)

@@ -92,7 +92,7 @@ def nearest_source(module: HloModule, computation: Computation, start: Instructi
 
 
 def producer_name(computation: Computation, start: Instruction) -> str:
-    """The name stack of the closest producer that has one: what follows from a gradient belongs to the backward pass."""
+    """The name stack of the closest producer that has one: what follows from a gradient is of the backward pass."""
     ring, known = [start], computation.by_name
     for _ in range(_NEAR):
         ring = [known[name] for each in ring for o in each.operands if (name := o.partition("#")[0]) in known]
