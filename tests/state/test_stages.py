@@ -48,7 +48,7 @@ def test_the_trees_and_types_of_every_stage():
         (avals, x), kwargs = stage.in_avals
         assert avals["['w']"].shape == (3,) and kwargs["by"].dtype == jnp.float32
         assert stage.in_tree == jax.tree.structure(stage.args_info) and stage.in_tree.num_leaves == 4
-        assert stage.donate_argnums == (2,)
+        assert stage.donate_argnums == (2,) and stage.out_info["value"].shape == ()
         assert type(stage).__name__ in repr(stage) and "step" in repr(stage)
 
 
@@ -104,8 +104,17 @@ def test_a_compiled_call_refuses_another_structure():
         sx.CompiledCallError, match=r"(?s)Compiled\(step\) was lowered for other arguments.*lower again"
     ):
         compiled({"w": tree["w"]}, x, **kwargs)
-    with pytest.raises(TypeError):
-        compiled(tree, jnp.ones(4), **kwargs)
+    misfits = [
+        ((tree, jnp.ones(4)), r"x: float32\[4\] is given, float32\[3\] was lowered"),
+        ((tree, jnp.ones(3, int)), r"x: int32\[3\] is given, float32\[3\] was lowered"),
+        ((tree, "text"), r"x: 'text' \(str\) is no array"),
+        ((tree, {"x": x}), r"(?s)x: was lowered, and is not given.*x\['x'\]: float32\[3\] is given, and was not"),
+        (({"w": sx.State(jnp.ones((3, 1))), "b": tree["b"]}, x), r"tree\['w'\]: float32\[3,1\] is given"),
+        ((tree, jax.device_put(x, jax.devices()[1])), r"x: is on .*id=1.* compiled for .*id=0"),
+    ]
+    for wrong, message in misfits:
+        with pytest.raises(sx.CompiledCallError, match=message):
+            compiled(*wrong, **kwargs)
     assert tree["w"].value is before
 
 

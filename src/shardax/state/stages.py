@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 
-from shardax.errors import CompiledCallError
+from shardax.errors import CompiledCallError, Offence
 from shardax.state.effects import Result, carry_out
+from shardax.state.faults import explain, is_array
+from shardax.state.forms import argument_names
 from shardax.state.graph import Builder, paths_of
 from shardax.state.kinds import role_of
 from shardax.state.lift import Gathered, Lift
-from shardax.state.lifted import Lifted, NewlyMet, Recompile
+from shardax.state.lifted import Lifted, NewlyMet, Recompile, flat_arguments
 
 
 def stage(lift: Lift, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Gathered]:
@@ -96,6 +98,11 @@ class Stage:
         return tuple(place for place, info in enumerate(leaves) if getattr(info, "donated", False))
 
     @property
+    def out_info(self) -> Any:
+        """The result as shapes."""
+        return self._out_info
+
+    @property
     def out_tree(self) -> Any:
         """The structure of the result."""
         return jax.tree.structure(self._out_info)
@@ -128,6 +135,35 @@ class Stage:
         return tuple(value for place, value in enumerate(args) if place not in static), kwargs
 
 
+def _misfit(value: Any, want: Any, where: Any) -> str | None:
+    """Why a compiled function does not take this array."""
+    if not is_array(value):
+        return f"{value!r} ({type(value).__name__}) is no array"
+    have = jax.typeof(value)
+    if want is None:
+        return f"{have} is given, and was not lowered"
+    if (have.shape, have.dtype) != (want.shape, want.dtype):
+        return f"{have} is given, {want} was lowered"
+    if where is None or not getattr(value, "committed", False) or where.is_equivalent_to(value.sharding, have.ndim):
+        return None
+    return f"is on {value.sharding}, compiled for {where}"
+
+
+def _named(lifted: Lifted, donated: Any, kept: Any, plain: Any, named: Any, *given: Any) -> dict[str, Any]:
+    """Operands of the lifted function, every array under what it is called."""
+    inputs, arguments, form = lifted.input_names(), argument_names(lifted.function, lifted.form.count), lifted.form
+    if given:
+        plain, named = (*plain, *given[0][0]), {**named, **given[0][1]}
+    values = dict(zip([inputs[place] for place in lifted.order], (*donated, *kept), strict=True))
+    values |= zip([arguments[place] for place in (*form.plain, *form.donated)], plain, strict=True)
+    values |= named
+    return {
+        name + jax.tree_util.keystr(path): leaf
+        for name, value in values.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+    }
+
+
 def _by_root(lifted: Lifted, names: list[str], inputs: Sequence[Any]) -> list[dict[str, Any]]:
     cells, leaves, _ = paths_of(lifted.graph, names)
     places = {number: place for place, number in enumerate(lifted.own)}
@@ -142,11 +178,6 @@ def _by_root(lifted: Lifted, names: list[str], inputs: Sequence[Any]) -> list[di
 
 class Traced(Stage):
     """A call traced to a jaxpr."""
-
-    @property
-    def out_info(self) -> Any:
-        """The result as shapes."""
-        return self._out_info
 
     @property
     def jaxpr(self) -> Any:
@@ -193,10 +224,29 @@ class Compiled(Stage):
                 f"{self!r} was lowered for other arguments",
                 remedy="lower again for these, or call the jitted function, which re-traces where it must",
             )
-        out, result = self._call(*gathered.operands())
+        try:
+            out, result = self._call(*gathered.operands())
+        except (TypeError, ValueError) as error:
+            self._explain(error, gathered)
+            raise
         return self._lift.finish(gathered, out, result)
 
     call = __call__
+
+    def _explain(self, error: Exception, gathered: Gathered) -> None:
+        """Say of the caller's arguments what JAX says of the flat list: of which other types they are, or where."""
+        lifted, inner = self._lifted, self._inner
+        given = flat_arguments(lifted, gathered.plain, gathered.named)
+        explain(error, zip(lifted.input_names(), gathered.values, strict=True), given)
+        want, where = _named(lifted, *inner.in_avals[0]), _named(lifted, *inner.input_shardings[0])
+        have = _named(lifted, *gathered.operands())
+        offences = [Offence(name, "was lowered, and is not given") for name in want if name not in have]
+        for name, value in have.items():
+            problem = _misfit(value, want.get(name), where.get(name))
+            offences += [Offence(name, problem)] if problem else []
+        if offences:
+            remedy = "lower again for these, or call the jitted function"
+            raise CompiledCallError(f"{self!r} was lowered for other arguments", offences, remedy) from error
 
     def as_text(self) -> str | None:
         """The optimised program as text."""
