@@ -101,3 +101,12 @@ def test_what_cannot_be_proved_is_named(tmp_path):
         sx.prove_exported(b"")
     with pytest.raises(ProofError, match="not an exported function: int"):
         sx.prove_exported(3)
+
+
+def test_prove_takes_what_was_exported():
+    args, kwargs = arguments()
+    known = facts(sx.prove_exported(exported()))
+    assert facts(sx.prove(exported(), target="cpu:8")) == known
+    assert facts(sx.prove(exported(), *args, mesh=MESH, **kwargs)) == known
+    with pytest.raises(ProofError, match="step was exported for other arguments\n  exported: "):
+        sx.prove(exported(), args[0], mesh=MESH)

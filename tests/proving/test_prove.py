@@ -438,6 +438,8 @@ REFUSED = [
     ("donate", lambda: sx.prove(lambda state: state, X, mesh="dp=8", in_specs=P(), donate="stat"), ProofError, "did you mean 'state'"),
     ("static", lambda: sx.prove(lambda x: x, X, mesh="dp=8", in_specs=P(), static=3), ProofError, "static=3: is no argument of ['x']; there are 1"),
     ("out tree", lambda: sx.prove(lambda x: x, X, mesh="dp=8", in_specs=P(), out_specs=(P(), P())), ProofError, "out_specs do not follow"),
+    ("result divides", lambda: sx.prove(lambda x: x[:6], X, mesh="dp=8", in_specs=P(), out_specs=P("dp")), ProofError, "results do not fit the mesh dp=8\n  result: dim 0: 6 does not divide by 'dp' (8)"),
+    ("result axis", lambda: sx.prove(lambda x: {"y": x}, X, mesh="dp=8", in_specs=P(), out_specs=P("pd")), ProofError, "result['y']: "),
     ("unit", lambda: sx.prove(lambda x: x, X, mesh="dp=8", in_specs=P(), replicated_over="64 elephants"), ValueError, "elephants"),
 ]  # fmt: skip
 
@@ -466,6 +468,22 @@ def test_what_does_not_trace_has_its_line():
         ProofError, match=r"wrong_shapes does not trace\n  test_prove.py:\d+ \(wrong_shapes\): TypeError"
     ):
         sx.prove(wrong_shapes, X, mesh="dp=8", in_specs=P())
+
+
+def test_what_numpy_or_a_shape_needs_is_a_concrete_value_too():
+    for step, args in ((np.asarray, (X,)), (lambda x, n: x.reshape(n, -1), (X, shape(dtype=jnp.int32)))):
+        with pytest.raises(ProofError, match=r"needs concrete values\n.*\n.*static="):
+            sx.prove(step, *args, mesh="dp=8", in_specs=P())
+
+
+def test_types_are_those_of_the_trace():
+    """Without x64 a NumPy f64 and a Python float are f32 in the program: their bytes are the program's."""
+    proof = sx.prove(lambda x, s: x * s, np.ones((64, 8)), 0.5, mesh="dp=8", in_specs={"x": P("dp")})
+    assert [(leaf.path, leaf.dtype, leaf.itemsize) for leaf in proof.inputs] == [
+        ("x", "float32", 4),
+        ("s", "float32", 4),
+    ]
+    assert proof.memory.arguments == 64 * 8 * 4 // 8 + 4 == sum(size for _, size in proof.memory.groups)
 
 
 def test_a_constraint_for_strange_axes_has_its_line():

@@ -54,6 +54,9 @@ REFUSED = [
     ("cpu", "takes 1 to 2048 devices"),
     ("tpuu:v5p:4x4x4", "did you mean 'tpu'"),
     (8, "not a target: 8"),
+    ("h100:8", "did you mean 'gpu:h100:8'?"),
+    ("v5e:2x4", "did you mean 'tpu:v5e:2x4'?"),
+    ("tpu:v5p-128", 'for example "tpu:v5p:2x4x4", "tpu:v5p:4x4x4"'),  # Cloud counts cores: 64 chips
 ]
 
 

@@ -204,7 +204,7 @@ def check(
         call, abstract = _traced(step, spec, in_specs, layout, refusals)
     inputs = placed_leaves(call.leaves)
     check_placed(inputs, spec)
-    results, asked = results_of(call, out_specs)
+    results, asked = results_of(call, out_specs, spec)
     walk = Propagation(Operations(abstract), refusals)
     laid = [Laid(leaf.shape, leaf.dtype, entries(leaf.spec, len(leaf.shape)), leaf.path) for leaf in inputs]
     with only_abstract_mesh(walk.rules.mesh):

@@ -234,7 +234,7 @@ def _decided(layout: Layout, parts: Sequence[str], shape: tuple[int, ...]) -> Sp
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
-def check_placed(placed: Sequence[Placed], mesh: MeshSpec) -> None:
+def check_placed(placed: Sequence[Placed], mesh: MeshSpec, word: str = "arguments") -> None:
     """One error for every array whose spec does not fit its shape on the mesh."""
     shape = tuple(mesh.shape.items())
     offences = [
@@ -244,7 +244,7 @@ def check_placed(placed: Sequence[Placed], mesh: MeshSpec) -> None:
     ]
     if offences:
         more = f" (the first {MOST_SHOWN} of {len(offences)})" if len(offences) > MOST_SHOWN else ""
-        raise ProofError(f"arguments do not fit the mesh {mesh}{more}", offences[:MOST_SHOWN])
+        raise ProofError(f"{word} do not fit the mesh {mesh}{more}", offences[:MOST_SHOWN])
 
 
 def no_layout(unplaced: Sequence[tuple[str, Any]]) -> ProofError:

@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jax import export
 from jax.sharding import PartitionSpec
 
 from shardax.errors import CompilerError, Offence
 from shardax.names.mesh import MeshLike, MeshSpec
 from shardax.names.spec import canonical, shard_count
+from shardax.proving.artefact import Artefact
 from shardax.proving.buffers import largest_buffers
 from shardax.proving.chips import Chip, chips
 from shardax.proving.compiling import compile_for, quiet_start
@@ -65,7 +67,7 @@ def prove(
     `fn` is plain, `jax.jit`ted or stateful; arguments are arrays or `jax.ShapeDtypeStruct`s, and nothing of them is
     allocated. Their shardings come from `in_specs`, else `layout`, else `jax.jit`, else the arrays; they are put on the
     target's mesh by axis name, and that mesh is the current one while `fn` is traced. Without `mesh=` it is the one in
-    force, else that of the layouts.
+    force, else that of the layouts. What `jax.export` exported will do for `fn`, and brings its arguments along.
 
     >>> import jax, jax.numpy as jnp
     >>> x = jax.ShapeDtypeStruct((64, 32), jnp.float32)
@@ -75,6 +77,10 @@ def prove(
     """
     goal = Target.of(target)
     goal.require()
+    if isinstance(fn, export.Exported):
+        artefact = Artefact.of(fn, goal, mesh, args, kwargs)
+        fn, args, kwargs, mesh = artefact.function, artefact.args, dict(artefact.kwargs), artefact.mesh
+        donate = artefact.donated if donate is None else donate
     spec = goal.mesh(chosen_mesh(mesh, layout, in_specs, need="prove"))
     step = Step.of(fn, args, kwargs, donate, static)
     with quiet_start():

@@ -80,7 +80,7 @@ def lower(step: Step, mesh: MeshSpec, target: Target, in_specs: Any, out_specs: 
     call, abstract = traced_on(step, mesh, (target.platform, kind), in_specs, layout)
     inputs = placed_leaves(call.leaves)
     check_placed(inputs, mesh)
-    results, results_asked = results_of(call, out_specs)
+    results, results_asked = results_of(call, out_specs, mesh)
     strange: list[Offence] = []
     rebind_traced(
         call.traced,
@@ -150,7 +150,7 @@ def placed_leaves(leaves: Sequence[Leaf]) -> tuple[Placed, ...]:
     )
 
 
-def results_of(call: Call, out_specs: Any) -> tuple[tuple[Result, ...], list[PartitionSpec | None]]:
+def results_of(call: Call, out_specs: Any, mesh: MeshSpec) -> tuple[tuple[Result, ...], list[PartitionSpec | None]]:
     """The outputs with what was asked of them, and what the jit itself is to ask (a constraint asks in its own way)."""
     flat, tree = tree_flatten_with_path(call.traced.out_info)
     _, asked = traced_shardings(call.traced)
@@ -185,6 +185,12 @@ def results_of(call: Call, out_specs: Any) -> tuple[tuple[Result, ...], list[Par
         )
         for at, (path, (_, info), spec) in enumerate(zip(paths, flat, given, strict=True))
     )
+    asked_for = [
+        Placed(result.path, result.shape, result.dtype, result.itemsize, spec, "asked")
+        for result, spec in zip(results, given, strict=True)
+        if spec is not None
+    ]
+    check_placed(asked_for, mesh, "results")
     return results, given
 
 

@@ -42,7 +42,7 @@ class Step:
         """Jit a plain function; take a jitted one as it is, unless `donate` or `static` ask for more."""
         if not callable(fn):
             raise ProofError(
-                f"not a function: {fn!r} ({type(fn).__name__})", remedy="pass the step, then its arguments"
+                f"not a function: {repr(fn)[:80]} ({type(fn).__name__})", remedy="pass the step, then its arguments"
             )
         name = getattr(fn, "__name__", type(fn).__name__)
         staged = hasattr(fn, "trace") and hasattr(fn, "lower")

@@ -18,6 +18,7 @@ from shardax.tables import Table, show_bytes
 PLATFORMS = ("cpu", "tpu", "gpu")
 MAX_CPU_DEVICES = 2048  # above: "Multiprocess computations aren't implemented on the CPU backend"
 MAX_SLICES = 64
+CORES_ARE_COUNTED = ("v4", "v5p")  # Cloud's "v5p-8" is four chips, "v5e-8" is eight
 FORMS = {
     "cpu": '"cpu:8" (up to 2048 simulated devices)',
     "tpu": '"tpu:v5p:4x4x4", "tpu:v5e:16x16*4" (four slices)',
@@ -54,7 +55,7 @@ class Target:
         kind, _, rest = target.strip().lower().partition(":")
         readers = {"cpu": _read_cpu, "tpu": _read_tpu, "gpu": _read_gpu, "cuda": _read_gpu}
         if kind not in readers:
-            problem = f"is not one of {', '.join(PLATFORMS)}{did_you_mean(kind, PLATFORMS)}"
+            problem = f"is not one of {', '.join(PLATFORMS)}{_whose_chip(kind, rest) or did_you_mean(kind, PLATFORMS)}"
             raise TargetError(f"unknown target {target!r}", [Offence(kind, problem)], _forms(PLATFORMS))
         return readers[kind](target, rest)
 
@@ -153,6 +154,12 @@ def _forms(platforms: Sequence[str]) -> str:
     return "write it like " + ", ".join(FORMS[kind] for kind in platforms)
 
 
+def _whose_chip(name: str, rest: str) -> str:
+    """A chip where the platform should stand: "h100:8" lacks only its "gpu:"."""
+    found = next((each for each in chips().values() if name in (each.name, *each.facts["aliases"])), None)
+    return f"; did you mean '{found.platform}:{name}:{rest}'?" if found else ""
+
+
 def _refuse(text: str, where: str, problem: str, platform: str) -> NoReturn:
     raise TargetError(f"unknown target {text!r}", [Offence(where, problem)], _forms([platform]))
 
@@ -166,9 +173,10 @@ def _read_cpu(text: str, rest: str) -> Target:
 def _read_tpu(text: str, rest: str) -> Target:
     name, _, arrangement = rest.partition(":")
     glued = re.fullmatch(r"(v\d+\w*|tpu7x)-(\d+)", name)
-    if glued:  # Cloud's "v5p-8" counts cores for some generations and chips for others: ask for the topology
+    if glued:  # how many chips it says depends on the generation, their arrangement it does not: ask for the topology
         found = chip(glued[1], "tpu")
-        near = ", ".join(f'"tpu:{found.name}:{shape}"' for shape in _near(found, int(glued[2])))
+        chips_asked = max(int(glued[2]) // (2 if found.name in CORES_ARE_COUNTED else 1), 1)
+        near = ", ".join(f'"tpu:{found.name}:{shape}"' for shape in _near(found, chips_asked))
         _refuse(text, name, f"name the chip and its topology apart, for example {near}", "tpu")
     found = chip(name, "tpu")
     if found.name == "tpu7x" and name != "tpu7x":

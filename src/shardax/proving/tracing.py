@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
@@ -44,7 +43,13 @@ class Call:
     result_specs: tuple[PartitionSpec | None, ...] = ()
 
 
-CONCRETE = "name the argument in static=…, or use jax.lax.cond / jnp.where instead of Python's if"
+CONCRETE = "name the argument in static=…, or use jax.lax.cond, jnp.where and jnp instead of Python's if and NumPy"
+_CONCRETE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 BOUND = "should match the mesh passed to shard_map"  # jax's words
 UNBOUND = "leave mesh= out of shard_map: it then takes the mesh in force"
 
@@ -68,8 +73,8 @@ def own_words(name: str) -> Generator[None]:
             ),
             name,
         )
-        concrete = isinstance(error, (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError))
         text = " ".join(str(error).split("\n\n")[0].split())
+        concrete = isinstance(error, _CONCRETE) or "sequences of concrete values" in text
         remedy = CONCRETE if concrete else UNBOUND if BOUND in text else ""
         raise ProofError(
             f"{name} {'needs concrete values' if concrete else 'does not trace'}",
@@ -94,16 +99,16 @@ def trace_plain(step: Step, trace: Callable[..., Any], mesh: AbstractMesh, in_sp
         traced = trace(*args, **kwargs)
     infos = iter(jax.tree.leaves(traced.args_info))
     leaves = [
-        _leaf(path, leaf, next(infos).donated, *pair)
+        _leaf(path, leaf, next(infos), *pair)
         for path, leaf, pair, dynamic in zip(step.leaf_paths(), step.leaves(), specs, flags, strict=True)
         if dynamic
     ]
     return Call(traced, tuple(leaves))
 
 
-def _leaf(path: str, leaf: Any, donated: bool, spec: Spec, source: str) -> Leaf:
-    dtype = leaf.dtype if is_array(leaf) else np.result_type(leaf)
-    return Leaf(path, tuple(getattr(leaf, "shape", ())), dtype, bool(donated), spec, source)
+def _leaf(path: str, leaf: Any, info: Any, spec: Spec, source: str) -> Leaf:
+    """The dtype is that of the trace: without x64 a NumPy f64 is an f32 there."""
+    return Leaf(path, tuple(getattr(leaf, "shape", ())), info.dtype, bool(info.donated), spec, source)
 
 
 def _abstract(step: Step, specs: Sequence[tuple[Spec, str]], mesh: AbstractMesh) -> tuple[list[Any], dict[str, Any]]:
