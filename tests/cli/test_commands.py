@@ -48,6 +48,12 @@ def test_prove_several_makes_a_comparison(command):
     assert again.out.count("(kept)") == 2
 
 
+def test_without_a_target_there_are_as_many_simulated_devices_as_the_mesh_has(command):
+    shown = command("prove", "mlp.py", "-m", "dp=2,fsdp=2,tp=4", "-m", "dp=2,fsdp=-1,tp=2")
+    assert (shown.code, shown.err) == (0, "")
+    assert "cpu:16" in shown.out and "cpu:8" in shown.out
+
+
 def test_what_does_not_fit_is_exit_code_1(command):
     shown = command("prove", "mlp.py:huge", "-t", "tpu:v5e:2x4")
     assert (shown.code, shown.err) == (1, "")

@@ -1,5 +1,6 @@
 """Help fits a small terminal, comes without JAX, and shells complete."""
 
+import re
 import subprocess
 import sys
 
@@ -35,9 +36,18 @@ def test_the_front_page_lists_every_command_on_one_line_each():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_writes_json_and_tracebacks(command):
+def test_every_command_writes_json_and_tracebacks_and_shows_an_example(command):
     page = help_of(command)
     assert "--json" in page and "--debug" in page
+    assert f"Example: shardax {command} " in page or command == "demo"
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_is_words_not_types(command):
+    page = help_of(*([command] if command else []))
+    assert not re.search(r"<\w+", page)  # typer writes <bool> behind --help, <str> behind a name
+    usage = next(line for line in page.splitlines() if "Usage:" in line)
+    assert "{" not in usage and "......" not in usage
 
 
 def test_help_answers_without_jax():

@@ -64,6 +64,14 @@ def test_a_layout_in_place_of_rules():
     assert specs(made.prove()) == specs(case().prove())
 
 
+def test_a_layout_may_stand_where_rules_do_and_brings_its_mesh():
+    whole = case().lay_out()
+    for given in (sx.Case(step, (PARAMS, shape(16, 32)), whole), case(rules=None, layout=whole, mesh=None)):
+        assert given.layout is whole and given.rules is None
+        assert str(given.mesh_on()) == "dp=4,tp=2" and given.lay_out().by_path == whole.by_path
+        assert specs(given.prove())["params['w']"] == P(None, "tp")
+
+
 def test_a_layout_of_a_part_of_the_arguments():
     params = sx.layout(PARAMS, [("w", [None, "tp"]), ("b", [])], "dp=4,tp=2")
     proof = sx.Case(step, (PARAMS, shape(16, 32)), layout=params, mesh="dp=4,tp=2").prove(in_specs={"x": P("dp")})

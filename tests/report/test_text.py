@@ -8,7 +8,7 @@ from rich.console import Console
 
 import shardax as sx
 from shardax.errors import LayoutError, Offence
-from shardax.report.grid_text import cut, fit_columns
+from shardax.report.grid_text import cut, cut_apart, fit_columns
 from shardax.report.text import print_report, renderable
 from shardax.report.values import (
     Bar,
@@ -75,6 +75,23 @@ def test_an_empty_column_is_left_out():
 def test_cut():
     assert cut("abcdef", 6) == "abcdef" and cut("abcdef", 4) == "abc…" and cut("abcdef", 1) == "…"
     assert cut("abcdefghij", 5, "middle") == "ab…ij"
+
+
+def test_paths_that_are_cut_still_differ():
+    moments = [
+        f"optimizer/opt_state/0/{kind}/blocks/*/{part}/kernel" for kind in ("mu", "nu") for part in ("up", "down")
+    ]
+    for width in (16, 20, 28, 40):
+        shown = cut_apart(["model/up", *moments], width)
+        assert len(set(shown.values())) == 5 and max(map(len, shown.values())) <= width
+        assert shown["model/up"] == "model/up"
+        assert all(found.endswith(path[-7:]) for path, found in shown.items())
+    rows = tuple((Cell(path), Cell("x" * 20)) for path in moments)
+    lines = [
+        line.split()[0]
+        for line in printed(Grid("", (Column("path", cut="middle"), Column("rule")), rows), width=50).splitlines()[1:]
+    ]
+    assert len(set(lines)) == 4
 
 
 def test_bars_without_colour_are_told_apart_by_their_marks():

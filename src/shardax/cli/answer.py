@@ -47,8 +47,8 @@ class Answer:
     code: int = Code.YES
 
 
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Write JSON.")]
-Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show tracebacks whole.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show whole tracebacks.")]
 
 
 def answers(command: Callable[..., Answer]) -> Callable[..., None]:

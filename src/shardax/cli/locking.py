@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from shardax.cli.answer import Answer, Code
+from shardax.cli.files import require_writable, writing
 from shardax.cli.program import Program
-from shardax.cli.proofs import prove_one
+from shardax.cli.proofs import goal_of, prove_one
 from shardax.errors import CommandError, Offence, ProofFailure, plural
 from shardax.names.mesh import MeshSpec
 from shardax.proving.lock import lock_differences, lock_of, read_lock, write_lock
@@ -21,12 +22,14 @@ def lock(program: str, output: Path, mesh: str | None, target: str | None, timeo
     """Prove the program and write its lock; the file says which program, mesh and target it is about."""
     named = Program.of(program)
     case = named.load()
-    goal = Target.of(target or case.target or "cpu:8")
+    goal = goal_of(case, target, mesh)
+    require_writable(output)
     goal.require()
     proof = prove_one(case, goal, case.mesh_on(goal, mesh), timeout)
     made = _lock_of(proof, named, output)
     existed = output.exists()
-    write_lock(made, output)
+    with writing(output):
+        write_lock(made, output)
     shown = f"{'rewrote' if existed else 'wrote'} {output}: {in_words(proof)}"
     return Answer((shown, f"check it with: shardax verify {output}"), {"path": str(output), "lock": made})
 
@@ -44,14 +47,15 @@ def verify(path: Path, tolerance: float, *, update: bool, program: str | None, t
     data = {
         "path": str(path),
         "ok": not differences,
-        "updated": update,
+        "updated": update and bool(differences),
         "differences": [{"where": each.where, "problem": each.problem} for each in differences],
     }
     if not differences:
         return Answer((f"{path} holds: {in_words(proof)}",), data)
     listed = [_headline(path, proof, differences), *(f"  {each}" for each in differences)]
     if update:
-        write_lock(new, path)
+        with writing(path):
+            write_lock(new, path)
         return Answer(("\n".join([*listed, f"rewrote {path}"]),), data)
     listed.append(f"if this is meant: shardax verify {path} --update, and look at the diff of the file")
     return Answer(("\n".join(listed),), data, Code.NO)
@@ -69,11 +73,13 @@ def _lock_of(proof: Proof, named: Program, path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     """The lock; a file that is none is a wrong command line, not a difference."""
+    if path.is_dir():
+        raise CommandError(f"{path} is a folder", remedy=f"the lock in it: {path / 'sharding.lock'}")
     try:
         return read_lock(path)
     except ProofFailure as error:
-        remedy = f"write it: shardax lock MODULE:FN -o {path}"
-        raise CommandError(error.headline, error.offences, remedy) from None
+        place = "sharding.lock" if path.exists() else path  # what is there is something else: it stays
+        raise CommandError(error.headline, error.offences, f"write one: shardax lock MODULE:FN -o {place}") from None
 
 
 def _program_of(lock: dict[str, Any], path: Path) -> Program:

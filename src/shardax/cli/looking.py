@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardax.cli.answer import Answer, Code
+from shardax.cli.files import require_writable, writing
 from shardax.cli.program import load
 from shardax.cli.screen import Listed
 from shardax.errors import CommandError, did_you_mean
@@ -32,6 +33,7 @@ def layout(
     save: Path | None,
 ) -> Answer:
     """The layout of a program, the explanation of some leaves, or what is wrong with its rules."""
+    require_writable(save)
     case = load(program)
     if on_misfit is not None:
         if on_misfit not in POLICIES:
@@ -43,8 +45,10 @@ def layout(
         return _linted(case.lint(spec))
     made = case.lay_out(spec)
     if save is not None:
-        made.save(save)
-    return _explained(made, explain) if explain else _laid_out(case, made, most)
+        with writing(save):
+            made.save(save)
+    answer = _explained(made, explain) if explain else _laid_out(case, made, most)
+    return answer if save is None else replace(answer, shown=(*answer.shown, f"wrote {save}"))
 
 
 def _linted(report: LintReport) -> Answer:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from shardax.cli.answer import Answer
+from shardax.cli.files import require_file
 from shardax.cluster.launch import launch as launch_processes
 from shardax.errors import CommandError, did_you_mean
 from shardax.names.mesh import MeshSpec
@@ -128,6 +130,8 @@ def _one_chip(name: str) -> Answer:
 
 def launch(command: Sequence[str], processes: int, devices: int | None, grace: float) -> Answer:
     """Run processes to their end; their output is shown as it comes, on standard error where JSON is wanted."""
+    if command[0].endswith(".py"):
+        require_file(Path(command[0]))  # said once, not by every process
     started = time.monotonic()
     code = launch_processes(command, processes, devices, grace=grace, output=sys.stdout)
     seconds = round(time.monotonic() - started, 3)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from shardax.cli.files import require_file
 from shardax.errors import CommandError, Offence, did_you_mean
 from shardax.proving.case import Case
 from shardax.proving.compiling import quiet_start
@@ -36,14 +37,14 @@ class Program:
         (Program(module='train.py', function='small'), Program(module='package.train', function='case'))
         """
         module, separator, function = text.rpartition(":")
-        if separator and not module:
+        if not (module if separator else text):
             raise CommandError(f"{text!r} names no module", remedy="write MODULE:FN, like train.py:case")
         return cls(module, function or DEFAULT) if separator else cls(text)
 
     @property
     def is_file(self) -> bool:
         """Is the module given by its file?"""
-        return self.module.endswith(".py") or "/" in self.module
+        return self.module.endswith(".py") or "/" in self.module or self.module.startswith(".")
 
     def below(self, folder: Path) -> Program:
         """The same program, with a file that is relative to a folder."""
@@ -84,6 +85,8 @@ class Program:
     def _call(self, found: Any) -> Any:
         if not callable(found):
             return found
+        if inspect.iscoroutinefunction(found):
+            raise CommandError(f"{self} is async", remedy="a plain function returns the Case")
         needed = [parameter.name for parameter in _required(found)]
         if needed:
             raise CommandError(
@@ -148,9 +151,7 @@ def _import(name: str) -> ModuleType:
 
 def _import_file(path: Path) -> ModuleType:
     """A file as a module: beside it are the modules that it imports, as when it is run."""
-    if not path.is_file():
-        near = [str(found) for found in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
-        raise CommandError(f"there is no file {path}{did_you_mean(path, near)}")
+    require_file(path)
     place = path.resolve()
     if str(place.parent) not in sys.path:
         sys.path.insert(0, str(place.parent))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shardax.cli.answer import Answer, Code
 from shardax.cli.comparison import comparison
+from shardax.cli.files import require_writable, writing
 from shardax.cli.program import load
 from shardax.cli.screen import waiting
 from shardax.errors import CommandError
@@ -29,25 +30,34 @@ def prove(
 ) -> Answer:
     """One proof, or one for every mesh on every target and a table of them."""
     case = load(program)
-    goals = [Target.of(target) for target in targets] or [Target.of(case.target or "cpu:8")]
-    pairs = [(goal, mesh) for goal in goals for mesh in (meshes or [None])]
+    pairs = [(goal_of(case, target, mesh), mesh) for target in (targets or [None]) for mesh in (meshes or [None])]
     if save is not None and len(pairs) > 1:
         raise CommandError("--save keeps one proof", remedy="one --mesh and one --target, or --json > proofs.json")
-    for goal in goals:
+    require_writable(report, save)
+    for goal, _ in pairs:
         goal.require()
     specs = [(goal, case.mesh_on(goal, mesh)) for goal, mesh in pairs]  # wrong ones are said before anything compiles
     proofs = [prove_one(case, goal, spec, timeout, cache) for goal, spec in specs]
     if save is not None:
-        proofs[0].save(save)
+        with writing(save):
+            proofs[0].save(save)
     table = comparison(proofs) if len(proofs) > 1 else None
     if report is not None:
         title = f"{case.name}: what compilers say" if table else f"{case.name} on {proofs[0].target}"
-        write_report(report, *([table] if table else []), *proofs, title=title)
+        with writing(report):
+            write_report(report, *([table] if table else []), *proofs, title=title)
     code = Code.NO if any(proof.fits is False for proof in proofs) else Code.YES
     written = [f"wrote {path}" for path in (report, save) if path is not None]
     shown = (table or proofs[0], *(["\n".join(written)] if written else []))
     data = {"proofs": [proof.to_json() for proof in proofs], "report": None if report is None else str(report)}
     return Answer(shown, data, code)
+
+
+def goal_of(case: Case, target: str | None, mesh: str | None) -> Target:
+    """The target that is asked for, or the case's own; else as many simulated devices as the mesh has."""
+    if target is not None or case.target is not None:
+        return Target.of(target if target is not None else case.target or "")
+    return Target.of(f"cpu:{case.mesh_on(mesh=mesh).size}")
 
 
 def prove_one(case: Case, target: Target, mesh: MeshSpec, timeout: float, cache: bool = True) -> Proof:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.padding import Padding
 from rich.text import Text
 
 import shardax
@@ -87,7 +87,21 @@ def show_error(error: BaseException) -> None:
     first, *lines = _unknown(error)
     where.print(Text.assemble(("error: ", "bold red"), (first, "bold")))
     for line in lines:
-        where.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
+        where.print(*indented(line, where.width), sep="\n")
+
+
+def indented(words: str, width: int) -> list[Text]:
+    """Words two places in, in lines that break between words only: a path or a command can be copied.
+
+    >>> [line.plain for line in indented("params/up: no rule", 14)]
+    ['  params/up:', '  no rule']
+    """
+    lines = [
+        textwrap.wrap(line, max(width - 2, 8), break_long_words=False, break_on_hyphens=False, subsequent_indent=margin)
+        for line in words.splitlines()
+        for margin in [line[: len(line) - len(line.lstrip())]]
+    ]
+    return [Text(f"  {part}", overflow="fold") for line in lines for part in line or [""]]
 
 
 @dataclass(frozen=True)
@@ -104,15 +118,15 @@ class Listed:
         yield Text.assemble((self.mark, "bold red"), (self.headline, "bold"))
         listed = grouped(self.offences)
         for number, (offence, _) in enumerate(listed):
-            line = Padding(Text(str(offence)), (0, 0, 0, 2), expand=False)
-            room -= len(console.render_lines(line, options, pad=False))
+            lines = indented(str(offence), options.max_width)
+            room -= len(lines)
             if room < 0:
                 left = sum(count for _, count in listed[number:])
                 yield Text(f"  … and {left:,} more: --json lists all", "dim")
                 break
-            yield line
+            yield from lines
         if self.remedy:
-            yield Padding(Text(self.remedy), (0, 0, 0, 2), expand=False)
+            yield from indented(self.remedy, options.max_width)
 
 
 def grouped(offences: Sequence[Offence]) -> list[tuple[Offence, int]]:

@@ -16,6 +16,7 @@ from rich.text import Text
 import shardax
 from shardax.cli.answer import Answer, Code
 from shardax.cli.comparison import comparison
+from shardax.cli.files import require_writable
 from shardax.cli.proofs import prove_one
 from shardax.cli.screen import console, short_path, show
 from shardax.cluster.simulate import simulate
@@ -61,6 +62,7 @@ def demo(folder: Path, *, quick: bool = False) -> Answer:
     """Tell the story on the screen; the answer holds its numbers."""
     plan, started = QUICK if quick else Plan(), time.monotonic()
     example.require()
+    require_writable(folder / "index.html")
     where = f"{DEVICES} simulated devices"
     _say(f"shardax {shardax.__version__}: {short_path(str(example.place()))} on {where}, in {plan.words}", style="bold")
     with quiet_start():

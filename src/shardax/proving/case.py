@@ -60,6 +60,9 @@ class Case:
             raise ProofError(
                 f"the args of a Case are a tuple, not {type(self.args).__name__}", remedy="one argument: (batch,)"
             )
+        if isinstance(self.rules, Layout) and self.layout is None:  # Case(step, args, layout)
+            object.__setattr__(self, "layout", self.rules)
+            object.__setattr__(self, "rules", None)
         if self.rules is not None and self.layout is not None:
             raise ProofError("a Case has rules or a layout, not both")
         if self.rules is not None:
@@ -82,6 +85,8 @@ class Case:
         """The mesh that is given, in force, or the case's own; a -1 in it is inferred from the target's devices."""
         chosen = current_mesh(mesh) if mesh is None else mesh
         chosen = self.mesh if chosen is None else chosen
+        if chosen is None and isinstance(self.layout, Layout):
+            chosen = self.layout.mesh_spec
         if chosen is None:
             raise ProofError(f"no mesh is given for {self.name}", remedy='mesh="dp=2,fsdp=-1", here or in the Case')
         goal = target or self.target

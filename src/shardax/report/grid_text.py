@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rich.cells import cell_len
@@ -14,6 +15,7 @@ from rich.text import Text
 from shardax.report.values import Cell, Column, Grid, Tone
 
 GAP = 2
+WORD = re.compile(r"[^/.\[\]']+")
 TONES: dict[Tone, str] = {"plain": "", "good": "green", "warn": "yellow", "bad": "red", "quiet": "dim"}
 
 
@@ -29,9 +31,18 @@ class GridText:
         widths = fit_columns(grid.columns, rows, options.max_width)
         shown = [place for place, width in enumerate(widths) if width]
         columns = [(grid.columns[place], widths[place]) for place in shown]
+        paths = {
+            place: cut_apart([row[place].text for row in rows], widths[place])
+            for place in shown
+            if grid.columns[place].cut == "middle"
+        }
         yield from _lines([Cell(column.name, tone="quiet") for column, _ in columns], columns)
         for row in rows:
-            yield from _lines([row[place] for place in shown], columns)
+            cells = [
+                replace(row[place], text=paths[place][row[place].text]) if place in paths else row[place]
+                for place in shown
+            ]
+            yield from _lines(cells, columns)
         total = self.grid.total or len(self.grid.rows)
         if total > len(rows):
             yield Text(f"… and {total - len(rows):,} more", "dim")
@@ -54,7 +65,7 @@ def _lines(cells: Sequence[Cell], columns: Sequence[tuple[Column, int]]) -> Iter
 def _parts(text: str, column: Column, width: int) -> list[str]:
     if column.cut == "wrap":
         return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
-    return [cut(text, width, "middle" if column.cut == "middle" else "end")]
+    return [cut(text, width)]
 
 
 def fit_columns(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], room: int) -> list[int]:
@@ -103,3 +114,30 @@ def cut(text: str, width: int, where: Literal["end", "middle"] = "end") -> str:
         return f"{text[: width - 1]}…"
     tail = (width - 1) * 3 // 5
     return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def cut_apart(texts: Sequence[str], width: int) -> dict[str, str]:
+    """Paths in no more than `width` characters; those that would look the same keep the word that tells them apart.
+
+    >>> cut_apart(["opt/state/0/mu/blocks/up/kernel", "opt/state/0/nu/blocks/up/kernel"], 16).values()
+    dict_values(['…/mu…s/up/kernel', '…/nu…s/up/kernel'])
+    """
+    shown = {text: cut(text, width, "middle") for text in texts}
+    groups: dict[str, list[str]] = {}
+    for text, short in shown.items():
+        groups.setdefault(short, []).append(text)
+    for alike in groups.values():
+        words = [list(WORD.finditer(text)) for text in alike]
+        column = next((found for found in zip(*words, strict=False) if len({word[0] for word in found}) > 1), ())
+        for text, word in zip(alike, column, strict=False):
+            shown[text] = _around(text, word.start(), word.end(), width)
+    return shown
+
+
+def _around(text: str, start: int, end: int, width: int) -> str:
+    """A word of a text, with the mark before it, and as much of the end as there is room for."""
+    head = f"…{text[max(start - 1, 0) : end]}" if start > 1 else text[:end]
+    tail = width - len(head) - 1
+    if end >= len(text) - tail:
+        return f"…{text[len(text) - width + 1 :]}"
+    return cut(head, width) if tail < 1 else f"{head}…{text[len(text) - tail :]}"

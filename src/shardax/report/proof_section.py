@@ -97,10 +97,10 @@ def name_of(proof: Proof) -> str:
 
 
 def verdict_of(proof: Proof) -> Verdict:
-    """Fits, does not fit, or (where there is no device to fit) partitions."""
+    """Fits, does not fit, or (where no limit is known) partitions."""
     memory = proof.memory
     if memory.hbm is None or memory.margin is None:
-        return Verdict("plain", "Partitions", f"about {show_bytes(memory.peak)} per device; no device to fit")
+        return Verdict("plain", "Partitions", f"about {show_bytes(memory.peak)} per device; this target has no limit")
     held = f"{show_bytes(memory.peak)} of {show_bytes(memory.hbm)} per device"
     if proof.fits:
         return Verdict("good", "Fits", f"{held}, {show_bytes(memory.margin)} free")

@@ -54,6 +54,10 @@ def wrong():
     return sx.Case(lambda x: x @ x, (jax.ShapeDtypeStruct((8, 4), "float32"),), [("x", None)], mesh="dp=8")
 
 
+async def later():
+    return make(64)
+
+
 def explodes():
     return 1 / 0
 
