@@ -2,13 +2,15 @@
 
     python examples/stateful_shard_map.py
 
-The function closes over its states. What each of them is on the mesh is said where it is mapped, once: the experts'
-weights and counters are cut, one slice per device; the router is whole on every device; the random state is folded with
-the device's index, so that every device draws its own noise. Calling the mapped function eagerly compiles once.
+The function closes over its states, of whatever framework: weights are brainstate's, counters are shardax's own. What
+each of them is on the mesh is said where it is mapped, once: the experts' weights and counters are cut, one slice per
+device; the router is whole on every device; the random state is folded with the device's index, so that every device
+draws its own noise. Calling the mapped function eagerly compiles once.
 """
 
 import time
 
+import brainstate
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -23,9 +25,9 @@ class Experts:
 
     def __init__(self, key: jax.Array):
         router, first, second = jax.random.split(key, 3)
-        self.router = sx.State(jax.random.normal(router, (WIDTH, EXPERTS)))
-        self.up = sx.State(jax.random.normal(first, (EXPERTS, WIDTH, 4 * WIDTH)) / WIDTH**0.5)
-        self.down = sx.State(jax.random.normal(second, (EXPERTS, 4 * WIDTH, WIDTH)) / (4 * WIDTH) ** 0.5)
+        self.router = brainstate.ParamState(jax.random.normal(router, (WIDTH, EXPERTS)))
+        self.up = brainstate.ParamState(jax.random.normal(first, (EXPERTS, WIDTH, 4 * WIDTH)) / WIDTH**0.5)
+        self.down = brainstate.ParamState(jax.random.normal(second, (EXPERTS, 4 * WIDTH, WIDTH)) / (4 * WIDTH) ** 0.5)
         self.load = sx.State(jnp.zeros(EXPERTS, int))
         self.dropped = sx.State(jnp.zeros((), int))
         self.rng = sx.RngState(1)
