@@ -17,7 +17,7 @@ import jax
 from shardax.state.cells import Family
 from shardax.state.graph import Builder, Record, Ref
 from shardax.state.kinds import ARRAY, OBJECT, STATIC, Frozen, Kind, Mode, holds_cells, holds_tracers, role_in, role_of
-from shardax.state.program import Pick, everything, picker
+from shardax.state.sharing import Pick, everything, picker
 
 
 class Write(NamedTuple):

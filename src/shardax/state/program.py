@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from shardax.state.graph import Group, Level, Survey
 from shardax.state.kinds import DICT, same
+from shardax.state.sharing import Pick, Sharing, everything, picker
 
 _flat = chain.from_iterable
 _dict_values = dict.values
 _tuple: Any = tuple.__new__  # makes a named tuple in half the time
-Pick = Callable[[Sequence[Any]], Sequence[Any]]
 Open = Callable[[Sequence[Any]], Sequence[Any] | None]
 """From the objects of a level, the children of one group of nodes; None where a node is not as it was."""
 
@@ -37,21 +37,6 @@ class Match(NamedTuple):
         """A node by its number."""
         level, position = self.places[number]
         return self.levels[level][position]
-
-
-def picker(positions: Sequence[int], size: int) -> Pick | None:
-    """The fastest way to take these positions from a sequence of `size`; None where nothing is taken."""
-    if not positions:
-        return None
-    first, count = positions[0], len(positions)
-    if list(positions) == list(range(first, first + count)):
-        return everything if count == size else itemgetter(slice(first, first + count))
-    return itemgetter(*positions)  # more than one: a tuple
-
-
-def everything(objects: Sequence[Any]) -> Sequence[Any]:
-    """The picker of all positions."""
-    return objects
 
 
 # ---- opening nodes --------------------------------------------------------------------------------------------------
@@ -187,7 +172,7 @@ def _stage(level: Level, sharable: set[type]) -> _Stage:
 class Program:
     """The verification of one structure. `match` answers with what it gathered, or None."""
 
-    __slots__ = ("distinct", "first", "hashes", "last", "places", "stages")
+    __slots__ = ("places", "sharing", "stages")
 
     def __init__(self, found: Survey) -> None:
         occurrences = [level.objects[place] for level in found.levels for place in level.occurrences]
@@ -200,14 +185,7 @@ class Program:
             for group in level.groups
             for position in group.positions
         ]
-        occurrences = [value for value in occurrences if type(value) in sharable]
-        identities = list(map(id, occurrences))
-        seen: dict[int, int] = {}
-        self.first = [seen.setdefault(identity, place) for place, identity in enumerate(identities)]
-        self.distinct = len(seen)
-        self.last = identities  # numbers, not references: equal numbers of live objects are equal sharing
-        by_identity = all(cls.__hash__ is object.__hash__ and cls.__eq__ is object.__eq__ for cls in sharable)
-        self.hashes = by_identity and self.distinct == len(identities)  # nothing shared: a set tells, and is faster
+        self.sharing = Sharing([value for value in occurrences if type(value) in sharable])
 
     def match(self, roots: Sequence[Any]) -> Match | None:
         """Does everything below `roots` have the structure that was surveyed?"""
@@ -240,16 +218,6 @@ class Program:
                     return None
                 following = [*following, *children] if following else children
             objects = following
-        if self.hashes:
-            if len(set(occurrences)) != self.distinct:
-                return None
-        elif list(map(id, occurrences)) != self.last and not self._shared_alike(occurrences):
+        if not self.sharing.alike(occurrences):
             return None
         return _tuple(Match, (cells, leaves, levels, self.places))
-
-    def _shared_alike(self, occurrences: Sequence[Any]) -> bool:
-        identities = list(map(id, occurrences))
-        alike = len(set(identities)) == self.distinct and [identities[place] for place in self.first] == identities
-        if alike:
-            self.last = identities
-        return alike

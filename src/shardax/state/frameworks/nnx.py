@@ -89,6 +89,10 @@ class Variables:
             return None
         return [cell._raw_value for cell in cells]
 
+    def marks(self, cells: Sequence[Any]) -> list[Any]:
+        """An object that every cell holds alone, for it can be neither hashed nor referred to weakly itself."""
+        return [cell._trace_state for cell in cells]
+
     def write_all(self, cells: Iterable[Any], values: Iterable[Any]) -> None:
         any(map(_set_raw, cells, values))  # the slot's setter returns None: `any` only drives the loop
 
