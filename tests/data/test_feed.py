@@ -1,5 +1,6 @@
 """The feed in one process on eight devices: sources, policies, states, transforms, threads and every error."""
 
+import collections
 import gc
 import itertools
 import json
@@ -154,6 +155,27 @@ def test_grain_loader_is_a_stream_that_resumes_by_its_own_state():
     assert [b.tolist() for b in again] == whole[2:]
     with pytest.raises(sx.SourceError, match=r"already shards by process[\s\S]*NoSharding"):
         feed_of(loader(grain.sharding.ShardOptions(shard_index=0, shard_count=2)))
+
+
+def test_a_grain_loader_resumes_though_its_source_shows_an_address():
+    grain = pytest.importorskip("grain")
+
+    class Source:  # without a repr of its own: in every run, and every process, Grain takes it for another one
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, at):
+            return np.int32(at)
+
+    def loader():
+        sampler = grain.samplers.SequentialSampler(40, shard_options=grain.sharding.NoSharding())
+        return grain.DataLoader(data_source=Source(), sampler=sampler)
+
+    feed = feed_of(loader())
+    next(feed), next(feed)
+    again = feed_of(loader())
+    again.restore(json.loads(json.dumps(feed.state())))
+    assert next(again).tolist() == list(range(16, 24))
 
 
 def test_plain_iterators_and_generators():
@@ -366,6 +388,17 @@ def test_a_state_of_another_stream_leaves_the_feed_as_it_was(other, message):
     feed.close()
 
 
+def test_a_state_of_numpy_numbers_is_taken():
+    """As a checkpoint of arrays gives it back."""
+    feed, stream = feed_of(np.arange(32)), feed_of(iter(range(32)))
+    for one, other in ((feed, feed_of(np.arange(32))), (stream, feed_of(iter(range(32))))):
+        next(one)
+        state = one.state()
+        arrays = {k: np.asarray(v)[()] if isinstance(v, int) else v for k, v in state.items()}
+        other.restore(arrays)
+        assert other.state() == state and next(other).tolist() == next(one).tolist()
+
+
 def test_resuming_streams():
     class Again:
         def __iter__(self):
@@ -417,6 +450,31 @@ def test_shardings_in_every_form():
     assert next(feed_of(source, 8, one))["x"].devices() == {jax.devices()[1]}
 
 
+def test_a_layout_without_devices_takes_the_mesh_in_force():
+    source, mesh = numbers(16), rows_sharding(data=4, model=2).mesh
+    laid = sx.layout(source, [(".*", P("data"))], "data=4,model=2")
+    with pytest.raises(sx.PlacementError, match=r"layout.on\(sx.make_mesh"):
+        feed_of(source, 8, laid)
+    with jax.set_mesh(mesh):
+        assert next(feed_of(source, 8, laid))["y"].sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 2)
+
+
+def test_a_tree_of_shardings_may_be_any_tree_and_leave_parts_on_the_host():
+    pair = collections.namedtuple("Pair", "x y")
+    mesh = rows_sharding(data=4, model=2).mesh
+    with jax.set_mesh(mesh):
+        batch = next(feed_of(pair(np.arange(16), np.arange(16)), 8, pair(P("data"), None), shuffle=False, debug=True))
+    assert batch.x.sharding.spec == P("data") and isinstance(batch.y, np.ndarray) and batch.y.tolist() == list(range(8))
+
+
+def test_the_kind_of_memory_is_kept():
+    mesh = rows_sharding(data=8).mesh
+    pinned = NamedSharding(mesh, P("data", None), memory_kind="pinned_host")
+    for batch in feed_of(numbers(12), 8, pinned, policy="keep"):
+        assert {leaf.sharding.memory_kind for leaf in batch.values()} == {"pinned_host"}
+    assert sx.JaxProcessSharderModule().shard(np.zeros(8), pinned).sharding.memory_kind == "pinned_host"
+
+
 def test_one_spec_serves_leaves_of_any_rank():
     mesh = rows_sharding(data=4, model=2).mesh
     batch = next(feed_of(numbers(16), 8, NamedSharding(mesh, P("data", "model"))))
@@ -459,7 +517,9 @@ def test_leaves_may_split_their_rows_in_different_ways():
         (lambda: sx.Feed(np.arange(8), "data", 8, seed=0), sx.FeedError, "not a sharding: str"),
         (lambda: sx.Feed(np.arange(8), {}, 8, seed=0), sx.FeedError, "an empty tree"),
         (lambda: sx.Feed(np.arange(8), P("data"), 8, seed=0), sx.NoMeshError, "needs a mesh"),
-        (lambda: sx.Feed(np.arange(8), ("data=8", P("data")), 8, seed=0), sx.FeedError, "has none"),
+        (lambda: sx.Feed(np.arange(8), ("data=8", P("data")), 8, seed=0), sx.PlacementError, "data=8 .*has no devices"),
+        (lambda: feed_of(jax.random.split(jax.random.key(0), 8)), sx.SourceError, r"jax.random.key_data\(keys\)"),
+        (lambda: sx.EpochPlan(2**63 - 1, 8), sx.BatchSizeError, "`.repeat\\(\\)`"),
     ],
 )  # fmt: skip
 def test_feeds_that_cannot_be(make, error, message):

@@ -188,6 +188,13 @@ def test_unequal_columns_are_named():
         sx.JaxProcessSharderModule().shard_data({"x": np.zeros(4), "step": 3})
 
 
+def test_under_a_trace_rows_and_shardings_are_those_of_the_whole_array(mesh):
+    assert jax.jit(lambda x: simulated(1, 2).shard_data(x))(jnp.arange(8)).tolist() == [4, 5, 6, 7]
+    sharding = NamedSharding(mesh, P("data"))
+    out = jax.jit(lambda x: sx.JaxProcessSharderModule().shard({"x": x}, sharding))(jnp.arange(8.0))
+    assert out["x"].sharding.is_equivalent_to(sharding, 1)
+
+
 def test_iterators_hold_one_group_in_memory():
     taken = []
 
@@ -383,6 +390,23 @@ def test_copy_keeps_everything_that_is_not_replaced():
     assert other.get_statistics()["by"] == {"n": 3} and sharder.name == "one"
 
 
+def test_copies_of_a_subclass_keep_what_it_added():
+    class Counting(sx.JaxProcessSharderModule):
+        def __init__(self, seen):
+            super().__init__(sx.JaxProcessSharderConfig(precomputed_stats={"mean": np.zeros(2)}), name="counting")
+            self.seen = seen
+
+    sharder = Counting([1, 2])
+    assert sharder.copy(name="other").seen is sharder.seen
+    twin = sharder.clone()
+    twin.seen.append(3)
+    twin.config.precomputed_stats["mean"][:] = 1
+    assert sharder.seen == [1, 2] and sharder.config.precomputed_stats["mean"].tolist() == [0, 0]
+    assert type(twin) is Counting and sharder.clone().config == sharder.config
+    with pytest.raises(sx.SharderError, match="a int, not a JaxProcessSharderConfig"):
+        sharder.copy(config=3)
+
+
 def test_clone_shares_nothing_mutable():
     sharder = used()
     twin = sharder.clone()
@@ -520,6 +544,12 @@ def test_names_that_nothing_knows(mesh):
         with_rules().get_partition_spec(("batch", "data"))
 
 
+@pytest.mark.parametrize("logical", [3, {"x": "data"}, (3,), (("data", 3),)])
+def test_what_is_no_name_is_an_error_and_not_none(logical):
+    with pytest.raises(sx.SpecError, match="names"):
+        with_rules().get_partition_spec(logical)
+
+
 def test_without_rules_names_are_taken_as_they_are_and_a_mesh_in_force_is_asked(mesh):
     assert sx.JaxProcessSharderModule().get_partition_spec(("anything", None)) == P("anything", None)
     rules = sx.JaxProcessSharderConfig(sharding_rules=[("batch", "data")])
@@ -560,6 +590,12 @@ def test_shard_takes_a_tree_of_shardings_and_other_kinds(mesh):
         sx.JaxProcessSharderModule().shard({"a": np.zeros(4)}, "data")
 
 
+def test_shard_names_every_leaf_that_does_not_divide(mesh):
+    with pytest.raises(sx.SpecError, match=r"x: dim 0: 6 does not divide by 'data'[\s\S]*y: dim 0: 7"):
+        batch = {"x": np.zeros(6), "y": np.zeros((7, 2)), "z": np.zeros(8)}
+        sx.JaxProcessSharderModule().shard(batch, NamedSharding(mesh, P("data")))
+
+
 def test_shard_counts():
     sharder = sx.JaxProcessSharderModule()
     sharder.shard(np.zeros(8), NamedSharding(sx.make_mesh("d=8"), P("d")))
@@ -574,6 +610,58 @@ def test_parallel_transform_defaults_to_its_input_spec_and_P_means_replicated(me
     total = sharder.parallel_transform(x, lambda b: jax.lax.psum(b.sum(), "data"), mesh, ("batch", None), P())
     assert total.sharding.is_fully_replicated and float(total) == x.sum()
     assert sharder.get_operation_stats()["applied_count"] == 2
+
+
+def test_parallel_transform_is_stateful(mesh):
+    """The cells that a transform closes over are read and written, whatever framework they are of."""
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Centre(nnx.Module):
+        def __init__(self):
+            self.mean, self.calls = nnx.BatchStat(jnp.zeros(2)), nnx.Variable(jnp.zeros((), jnp.int32))
+
+        def __call__(self, x):
+            self.mean[...] = jax.lax.pmean(x.mean(0), "data")
+            self.calls[...] += 1
+            return x - self.mean[...]
+
+    module, total, sharder = Centre(), sx.State(jnp.zeros(())), sx.JaxProcessSharderModule()
+    x = np.arange(16, dtype=np.float32).reshape(8, 2)
+
+    def add(block):
+        total.value += jax.lax.psum(block.sum(), "data")
+        return block
+
+    def called(block):
+        return module(block)
+
+    for transform in (module, called, module.__call__):
+        out = sharder.parallel_transform(x, transform, mesh, P("data"))
+        assert np.allclose(out, x - x.mean(0))
+    assert int(module.calls[...]) == 3 and np.allclose(module.mean[...], x.mean(0))
+    for _ in range(2):
+        sharder.parallel_transform(x, add, mesh, P("data"))
+    assert float(total.value) == 2 * x.sum()
+
+
+def test_parallel_transform_takes_what_does_not_hash(mesh):
+    class Twice:
+        __hash__ = None
+        traces = 0
+
+        def __call__(self, block):
+            Twice.traces += 1
+            return block * 2
+
+        def again(self, block):
+            return self(block)
+
+    twice, sharder = Twice(), sx.JaxProcessSharderModule()
+    for transform in (lambda: twice, lambda: twice.again):  # a method is a new object whenever it is looked up
+        Twice.traces = 0
+        for _ in range(3):
+            assert float(sharder.parallel_transform(np.ones(8), transform(), mesh, P("data")).sum()) == 16
+        assert Twice.traces == 1
 
 
 def test_parallel_transform_compiles_once(mesh):

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from shardax.data.assemble import place_rows
 from shardax.data.columns import is_host_only, with_paths
 from shardax.data.replicas import digests
-from shardax.data.shardings import cut_to_rank, is_sharding, read_shardings, spread
+from shardax.data.shardings import cut_to_rank, is_sharding, read_shardings, spread, with_spec
 from shardax.data.split import RowSplit, row_split, union_of_rows
-from shardax.names.layout import Layout
 from shardax.names.spec import fit, misfit_error
 
 
@@ -23,11 +22,11 @@ class BatchPlacer:
     """Knows the sharding of every leaf of a batch. One sharding serves leaves of any rank: it is cut to theirs.
 
     `given` is a sharding, a `Layout`, a `PartitionSpec` (on the mesh in force), a `(mesh, spec)` pair, or a tree of
-    these that is a prefix of the batch.
+    these that is a prefix of the batch, in which None leaves a part on the host.
     """
 
     def __init__(self, given: Any) -> None:
-        self.given = read_shardings(given.shardings if isinstance(given, Layout) else given)
+        self.given = read_shardings(given)
         self.all: list[Sharding] = jax.tree.leaves(self.given, is_leaf=is_sharding)
         self.process = jax.process_index()
         self._shardings: dict[tuple[Sharding, str, tuple[int, ...]], Sharding] = {}
@@ -59,14 +58,14 @@ class BatchPlacer:
         if not isinstance(sharding, NamedSharding):
             return sharding
         rows = fit(PartitionSpec(*tuple(sharding.spec)[:1]), shape[:1], sharding.mesh, "adapt").spec
-        return NamedSharding(sharding.mesh, PartitionSpec(*(tuple(rows) or (None,)), *tuple(sharding.spec)[1:]))
+        return with_spec(sharding, PartitionSpec(*(tuple(rows) or (None,)), *tuple(sharding.spec)[1:]))
 
     def put(self, columns: Any, rows: NDArray[np.int64], size: int, host: frozenset[str]) -> Any:
         """The global batch of `size` rows of which this process holds `rows`; host leaves stay as they are."""
         paths, leaves, treedef = with_paths(columns)
         placed: list[Any] = []
         for path, leaf, sharding in zip(paths, leaves, spread(self.given, columns), strict=True):
-            if is_host_only(leaf) or path in host:
+            if sharding is None or is_host_only(leaf) or path in host:
                 placed.append(leaf[: len(rows)])
             else:
                 shape = (size, *leaf.shape[1:])
@@ -78,7 +77,7 @@ class BatchPlacer:
         paths, leaves, _ = with_paths(columns)
         found: dict[str, Any] = {}
         for path, leaf, sharding in zip(paths, leaves, spread(self.given, columns), strict=True):
-            if len(rows) and not is_host_only(leaf) and path not in host:
+            if len(rows) and sharding is not None and not is_host_only(leaf) and path not in host:
                 alone = self._fitted("", cut_to_rank(sharding, 1), (size,))
                 found[path] = digests(leaf, rows, row_split(alone, (size,)), self.process)
         return found

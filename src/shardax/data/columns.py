@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from shardax.errors import Offence
 
@@ -100,6 +101,11 @@ def is_stream(value: Any) -> bool:
     if isinstance(value, (str, bytes, bytearray, Mapping, set, frozenset, Sequence)):
         return False
     return hasattr(value, "__next__") or (hasattr(value, "__iter__") and not hasattr(value, "__len__"))
+
+
+def is_spread(value: Any) -> bool:
+    """A jax.Array of which other processes hold parts; one that is being traced is whole."""
+    return isinstance(value, jax.Array) and not isinstance(value, Tracer) and not value.is_fully_addressable
 
 
 def is_host_only(value: Any) -> bool:

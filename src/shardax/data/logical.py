@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from jax.sharding import PartitionSpec
 
@@ -25,7 +25,7 @@ def physical_spec(logical: Any, rules: ShardingRules | None, mesh_axes: Iterable
     """
     if isinstance(logical, PartitionSpec):
         return logical
-    entries = [logical] if isinstance(logical, str) else [] if logical is None else list(logical)
+    entries = [logical] if isinstance(logical, str) else [] if logical is None else _entries(logical)
     targets = _first_match(rules or ())
     known = set(mesh_axes) if mesh_axes is not None else None
     if known is None and rules:
@@ -33,6 +33,29 @@ def physical_spec(logical: Any, rules: ShardingRules | None, mesh_axes: Iterable
     resolved = [list(_resolve(entry, targets)) for entry in entries]
     _check(resolved, entries, targets, known)
     return PartitionSpec(*(_entry(entry, axes) for entry, axes in zip(entries, resolved, strict=True)))
+
+
+def _entries(logical: Any) -> list[Any]:
+    """One entry per dimension, each a name, several, or None."""
+    if not isinstance(logical, (tuple, list)):
+        raise SpecError(
+            f"a logical spec is a tuple of names, not a {type(logical).__name__}", remedy="such as ('batch', None)"
+        )
+    entries = list(cast("Any", logical))
+    odd = [
+        Offence(f"dim {dim}", f"{entry!r} is neither a name nor several nor None")
+        for dim, entry in enumerate(entries)
+        if not _is_entry(entry)
+    ]
+    if odd:
+        raise SpecError("this spec is not made of names", odd)
+    return entries
+
+
+def _is_entry(entry: Any) -> bool:
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED or isinstance(entry, str):
+        return True
+    return isinstance(entry, (tuple, list)) and all(isinstance(name, str) for name in cast("Any", entry))
 
 
 def _first_match(rules: ShardingRules) -> dict[str, tuple[str, ...]]:

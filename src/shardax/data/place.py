@@ -6,13 +6,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 
+from shardax.arrays.constrain import constrain
 from shardax.data.assemble import place_rows, split_of_local
-from shardax.data.columns import is_host_only, with_paths
+from shardax.data.columns import is_host_only, is_spread, with_paths
 from shardax.data.replicas import check_replicas, digests, job_folder, open_exchange
 from shardax.data.shardings import cut_to_rank, read_shardings, spread
 from shardax.errors import Offence, SharderError, SplitError
+from shardax.names.spec import fit, misfit_error
 
 
 def place_batch(batch: Any, sharding: Any, whole_rows: bool | None) -> Any:
@@ -24,12 +27,13 @@ def place_batch(batch: Any, sharding: Any, whole_rows: bool | None) -> Any:
     for place, (leaf, wanted) in enumerate(zip(placed, asked, strict=True)):
         if is_host_only(leaf) or wanted is None:
             continue
-        is_global = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-        at_once = is_global or wanted.is_fully_addressable or np.ndim(leaf) == 0
+        asked[place] = cut_to_rank(wanted, np.ndim(leaf))
+        whole = isinstance(leaf, Tracer) or is_spread(leaf)
+        at_once = whole or wanted.is_fully_addressable or np.ndim(leaf) == 0
         (wholly if at_once else in_parts).append(place)
     if wholly:
-        moved = jax.device_put([placed[p] for p in wholly], [cut_to_rank(asked[p], np.ndim(placed[p])) for p in wholly])
-        for place, array in zip(wholly, moved, strict=True):
+        _check_fit([(paths[p], placed[p], asked[p]) for p in wholly])
+        for place, array in zip(wholly, _moved([(placed[p], asked[p]) for p in wholly]), strict=True):
             placed[place] = array
     if in_parts:
         _check_told({paths[p]: (placed[p], asked[p]) for p in in_parts}, whole_rows)
@@ -38,6 +42,24 @@ def place_batch(batch: Any, sharding: Any, whole_rows: bool | None) -> Any:
             placed[place] = _from_local_rows(paths[place], placed[place], asked[place], whole_rows, shared)
         _check_shared(shared)
     return jax.tree.unflatten(treedef, placed)
+
+
+def _moved(leaves: list[tuple[Any, Any]]) -> list[Any]:
+    """Whole arrays under their shardings: one transfer, or one constraint each where a trace is active."""
+    if any(isinstance(leaf, Tracer) for leaf, _ in leaves):
+        return [constrain(leaf, wanted) for leaf, wanted in leaves]
+    return jax.device_put([leaf for leaf, _ in leaves], [wanted for _, wanted in leaves])
+
+
+def _check_fit(leaves: list[tuple[str, Any, Any]]) -> None:
+    """Every leaf that its sharding does not divide, in one error."""
+    fits = [
+        (fit(wanted.spec, np.shape(leaf), wanted.mesh, "adapt"), path, None)
+        for path, leaf, wanted in leaves
+        if isinstance(wanted, NamedSharding)
+    ]
+    if any(found.corrections for found, _, _ in fits):
+        raise misfit_error("the batch does not fit its sharding", fits)
 
 
 def _check_told(leaves: dict[str, tuple[Any, Any]], whole_rows: bool | None) -> None:
@@ -54,7 +76,7 @@ def _check_told(leaves: dict[str, tuple[Any, Any]], whole_rows: bool | None) -> 
     cut = [
         Offence(path, f"dims {dims} are cut over processes", shape=np.shape(leaf), spec=sharding.spec)
         for path, (leaf, sharding) in leaves.items()
-        if (dims := split_of_local(cut_to_rank(sharding, np.ndim(leaf)), np.shape(leaf), jax.process_index()).cut_dims)
+        if (dims := split_of_local(sharding, np.shape(leaf), jax.process_index()).cut_dims)
     ]
     if cut:
         raise SplitError(
@@ -68,14 +90,13 @@ def _from_local_rows(
     path: str, leaf: Any, sharding: NamedSharding, whole_rows: bool | None, shared: dict[str, dict[str, str]]
 ) -> jax.Array:
     local = np.asarray(leaf)
-    fitted = cut_to_rank(sharding, local.ndim)
     if whole_rows is False:
-        return jax.make_array_from_process_local_data(fitted, local)
-    split = split_of_local(fitted, local.shape, jax.process_index())
+        return jax.make_array_from_process_local_data(sharding, local)
+    split = split_of_local(sharding, local.shape, jax.process_index())
     rows = split.rows(jax.process_index())
     if any(len(owners) > 1 for owners in split.owners.values()):
         shared[path] = digests(local, rows, split, jax.process_index())
-    return place_rows(local, rows, fitted, split.shape)
+    return place_rows(local, rows, sharding, split.shape)
 
 
 def _check_shared(shared: dict[str, dict[str, str]]) -> None:

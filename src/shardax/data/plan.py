@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardax.data.order import shuffled
+from shardax.data.order import LARGEST, shuffled
 from shardax.errors import BatchSizeError, FeedError, FeedStateError, Offence, did_you_mean
 
 Policy: TypeAlias = Literal["drop", "pad", "wrap", "keep"]
@@ -48,6 +48,11 @@ class EpochPlan:
         ]
         if wrong:
             raise BatchSizeError("there is nothing to batch", wrong)
+        if self.records > LARGEST:
+            raise BatchSizeError(
+                f"{self.records} records are more than can be put in an order",
+                remedy="take `.repeat()` away from the source: the feed repeats it with epochs=None",
+            )
         check_policy(self.policy)
         if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)):
             raise FeedError(f"seed {self.seed!r} is not a whole number", remedy="the same int on every process")
@@ -139,7 +144,7 @@ class EpochPlan:
 
     def step_of(self, state: Mapping[str, Any]) -> int:
         """The global step of a saved state, after checking that the state is this plan's."""
-        return read_state(state, self.state(0), self.steps_per_epoch)
+        return read_state(plain_state(state), self.state(0), self.steps_per_epoch)
 
 
 BLOCK = 16_384
@@ -157,8 +162,6 @@ def check_policy(policy: object) -> None:
 
 def read_state(state: Mapping[str, Any], mine: Mapping[str, Any], steps_per_epoch: int | None) -> int:
     """The global step of a state, or one error that lists every field in which it belongs to another stream."""
-    if not isinstance(state, Mapping):
-        raise FeedStateError(f"a feed's state is a mapping, not a {type(state).__name__}", remedy="see feed.state()")
     missing = [Offence(key, "is missing") for key in STATE_KEYS if key not in state]
     if missing:
         raise FeedStateError("this is not a feed's state", missing, f"a state has {', '.join(STATE_KEYS)}")
@@ -183,3 +186,17 @@ def read_state(state: Mapping[str, Any], mine: Mapping[str, Any], steps_per_epoc
             "build the feed as it was when the state was saved; processes and meshes may differ, these may not",
         )
     return int(step)
+
+
+def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with Python's own numbers: a checkpoint of arrays gives NumPy's back.
+
+    >>> plain_state({"global_step": np.int64(3), "policy": "pad", "shuffle": np.bool_(True)})
+    {'global_step': 3, 'policy': 'pad', 'shuffle': True}
+    """
+    if not isinstance(state, Mapping):
+        raise FeedStateError(f"a feed's state is a mapping, not a {type(state).__name__}", remedy="see feed.state()")
+    return {
+        key: value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+        for key, value in state.items()
+    }

@@ -58,9 +58,7 @@ class JaxProcessSharderModule:
     def __init__(
         self, config: JaxProcessSharderConfig | None = None, *, rngs: Any = None, name: str | None = None
     ) -> None:
-        if config is not None and not isinstance(config, JaxProcessSharderConfig):
-            raise SharderError(f"config is a {type(config).__name__}, not a JaxProcessSharderConfig")
-        self.config = JaxProcessSharderConfig() if config is None else config
+        self.config = JaxProcessSharderConfig() if config is None else _checked(config)
         self.rngs = rngs
         self.name = name
         self._overrides: dict[str, int] = {}
@@ -153,23 +151,21 @@ class JaxProcessSharderModule:
         self, *, config: JaxProcessSharderConfig | None = None, rngs: Any = None, name: str | None = None
     ) -> JaxProcessSharderModule:
         """The same sharder with other parts; what is not replaced is kept, statistics and counters included."""
-        fresh = type(self)(
-            self.config if config is None else config,
-            rngs=self.rngs if rngs is None else rngs,
-            name=self.name if name is None else name,
-        )
+        fresh = copy.copy(self)  # also what a subclass has added
+        fresh.config = self.config if config is None else _checked(config)
+        fresh.rngs = self.rngs if rngs is None else rngs
+        fresh.name = self.name if name is None else name
         fresh._overrides = dict(self._overrides)
-        fresh._applied, fresh._skipped = self._applied, self._skipped
-        fresh._statistics, fresh._statistics_reset = copied(self._statistics), self._statistics_reset
+        fresh._statistics = copied(self._statistics)
         fresh._cache = OrderedDict(self._cache if fresh.config.cacheable else ())
         return fresh
 
     def clone(self) -> JaxProcessSharderModule:
         """A copy that shares nothing mutable with this one."""
-        fresh = self.copy(rngs=copy.deepcopy(self.rngs))
-        fresh._statistics = copy.deepcopy(self._statistics)
-        fresh._cache.clear()
-        return fresh
+        fresh = copy.copy(self)
+        fresh._cache = OrderedDict()  # not to copy the data that it holds
+        config = fresh.config = self.config.unshared()
+        return copy.deepcopy(fresh, {id(config): config})
 
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint keeps: counters, statistics, rules, random streams. No process topology."""
@@ -248,3 +244,9 @@ class JaxProcessSharderModule:
         parts = [f"name={self.name!r}"] if self.name else []
         parts += ["cacheable=True"] if self.config.cacheable else []
         return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _checked(config: Any) -> JaxProcessSharderConfig:
+    if not isinstance(config, JaxProcessSharderConfig):
+        raise SharderError(f"config is a {type(config).__name__}, not a JaxProcessSharderConfig")
+    return config

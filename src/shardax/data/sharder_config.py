@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -51,6 +52,14 @@ class JaxProcessSharderConfig:
     def __hash__(self) -> int:
         names = () if self.precomputed_stats is None else tuple(sorted(self.precomputed_stats))
         return hash((*self._plain(), names))
+
+    def unshared(self) -> JaxProcessSharderConfig:
+        """An equal config whose statistics are its own; the function that computes them is the same."""
+        return (
+            self
+            if self.precomputed_stats is None
+            else replace(self, precomputed_stats=deepcopy(self.precomputed_stats))
+        )
 
     def _plain(self) -> tuple[Any, ...]:
         return self.cacheable, self.batch_stats_fn, self.sharding_rules, self.drop_remainder

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from shardax.arrays.targets import mesh_of_devices
 from shardax.errors import FeedError, Offence
+from shardax.names.layout import Layout
 from shardax.names.mesh import as_mesh, required_mesh
 
 
@@ -18,8 +19,9 @@ def is_sharding(node: Any) -> bool:
 
 
 def read_shardings(given: Any) -> Any:
-    """The tree with every spec bound to a mesh; anything that is no sharding then is an error."""
-    bound = _bind(given)
+    """The tree with every spec bound to a mesh of devices; anything that is no sharding then is an error."""
+    tree = given.shardings if isinstance(given, Layout) else given
+    bound = jax.tree.map(_bind, tree, is_leaf=lambda node: is_sharding(node) or _is_mesh_and_spec(node))
     leaves = jax.tree.leaves(bound, is_leaf=is_sharding)
     strange = sorted({type(leaf).__name__ for leaf in leaves if not is_sharding(leaf)})
     if strange or not leaves:
@@ -32,13 +34,11 @@ def read_shardings(given: Any) -> Any:
 
 def _bind(given: Any) -> Any:
     if isinstance(given, PartitionSpec):
-        return NamedSharding(_concrete(required_mesh(need="a PartitionSpec for a batch")), given)
+        return NamedSharding(mesh_of_devices(required_mesh(need="a PartitionSpec for a batch")), given)
     if _is_mesh_and_spec(given):
-        return NamedSharding(_concrete(as_mesh(given[0])), given[1])
-    if isinstance(given, Mapping):
-        return {key: _bind(value) for key, value in cast("Mapping[Any, Any]", given).items()}
-    if isinstance(given, (list, tuple)) and not hasattr(cast("Any", given), "_fields"):
-        return type(given)(_bind(value) for value in given)
+        return NamedSharding(mesh_of_devices(as_mesh(given[0])), given[1])
+    if isinstance(given, NamedSharding) and not isinstance(given.mesh, Mesh):
+        return NamedSharding(mesh_of_devices(given.mesh), given.spec, memory_kind=given.memory_kind)
     return given
 
 
@@ -46,12 +46,6 @@ def _is_mesh_and_spec(given: Any) -> bool:
     if not isinstance(given, tuple) or len(cast("Any", given)) != 2 or not isinstance(given[1], PartitionSpec):
         return False
     return not isinstance(given[0], (PartitionSpec, Sharding))
-
-
-def _concrete(mesh: Any) -> Mesh:
-    if not isinstance(mesh, Mesh):
-        raise FeedError(f"a batch needs devices, and {mesh} has none", remedy="build the mesh with sx.make_mesh(...)")
-    return mesh
 
 
 def spread(shardings: Any, batch: Any) -> list[Any]:
@@ -81,5 +75,10 @@ def _form(tree: Any) -> str:
 def cut_to_rank(sharding: Any, rank: int) -> Any:
     """The sharding for an array of this rank: the entries of the spec that it has dimensions for."""
     if isinstance(sharding, NamedSharding) and len(sharding.spec) > rank:
-        return NamedSharding(sharding.mesh, PartitionSpec(*tuple(sharding.spec)[:rank]))
+        return with_spec(sharding, PartitionSpec(*tuple(sharding.spec)[:rank]))
     return sharding
+
+
+def with_spec(sharding: NamedSharding, spec: PartitionSpec) -> NamedSharding:
+    """The same devices and the same kind of memory under another spec."""
+    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from shardax.data.columns import columns_of, is_array, is_random_access, is_stream, is_tree
+from shardax.data.columns import columns_of, is_array, is_random_access, is_spread, is_stream, is_tree
 from shardax.data.split import process_bounds
 from shardax.errors import SharderError
 
@@ -54,7 +54,7 @@ def rows_of_process(data: Any, index: int, count: int, drop_remainder: bool, war
     def part(value: Any) -> Any:
         return _slice(value, *process_bounds(len(value), index, count, drop_remainder))
 
-    if isinstance(data, jax.Array) and not data.is_fully_addressable:
+    if is_spread(data):
         raise SharderError(
             f"Cannot shard data of type {type(data)}: a global array is already split over processes",
             remedy="give each process's host data, or reshard with shard(batch, sharding)",

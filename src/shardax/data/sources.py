@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from shardax.data.columns import columns_of, is_array, is_host_only, is_random_access, is_stream, is_tree
+from shardax.data.columns import columns_of, is_array, is_host_only, is_random_access, is_spread, is_stream, is_tree
 from shardax.data.stack import Stacker, objects
 from shardax.errors import Offence, SourceError
 
@@ -54,8 +54,10 @@ class ColumnSource:
 def _column(value: Any, keep: bool) -> Any:
     """A column that can be subscripted with an index array; lists are looked through once."""
     if isinstance(value, jax.Array):
-        if not value.is_fully_addressable:
+        if is_spread(value):
             raise SourceError("a global jax.Array is already spread over processes: give the feed host data")
+        if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+            raise SourceError("random keys have no form on the host: give the feed jax.random.key_data(keys)")
         return np.asarray(value)
     if is_array(value):
         return value

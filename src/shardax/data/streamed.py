@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardax.data.plan import Policy, check_policy, read_state
+from shardax.data.plan import Policy, check_policy, plain_state, read_state
 from shardax.data.reading import BatchRows, LocalBatch, Position, RowsOf, or_first
 from shardax.data.replicas import Exchange
 from shardax.data.streams import Stream
@@ -72,6 +72,7 @@ class StreamedSource:
 
     def restore(self, state: Mapping[str, Any], now: Position) -> Position:
         """The position of a state; a stream that cannot go there is an error, before it has moved."""
+        state = plain_state(state)
         step = read_state(state, self.state(now), None)
         start, epoch = state.get("epoch_start", 0), state["epoch"]
         if not isinstance(start, int) or not isinstance(epoch, int) or not 0 <= start <= step:
