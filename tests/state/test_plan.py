@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardax as sx
 from shardax.state.graph import survey
-from shardax.state.program import Program, picker
+from shardax.state.program import Program
+from shardax.state.sharing import picker
 
 
 class Layer(nnx.Module):

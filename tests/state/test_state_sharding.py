@@ -252,6 +252,18 @@ def test_one_cell_under_two_shardings_names_both_paths():
     refused((shardings, None), match, tree)
 
 
+def test_one_cell_under_two_shardings_by_the_paths_to_it():
+    tree = model()
+    tree["tied"] = tree["mlp"]
+    by_path = sx.StateSharding({lambda path, cell: path[0] == "mlp": named("a"), ...: named("b")})
+    refused(
+        (by_path, None), r"tree\['mlp'\]\['bias'\] and tree\['tied'\]\['bias'\]: P\('a',?\) against P\('b',?\)", tree
+    )
+    first_only = sx.StateSharding({lambda path, cell: path[0] == "mlp": named("b")})
+    sx.jit(lambda tree: None, in_shardings=(first_only,))(tree)  # covered by one path, which is enough
+    assert tree["tied"]["bias"].value.sharding == named("b")
+
+
 def test_two_arguments_that_share_a_cell_under_two_shardings():
     cell = sx.State(jnp.ones(8))
     with pytest.raises(sx.StateShardingError, match=r"x\[0\] and y\[0\]"):

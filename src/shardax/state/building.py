@@ -25,7 +25,7 @@ from shardax.state.prefixes import (
     needs_mesh,
     per_argument,
 )
-from shardax.state.program import Pick, picker
+from shardax.state.sharing import Pick, picker
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from shardax.state.kinds import ARRAY, STATIC, Kind, role_in
 
 Slot = tuple[str, Any]
 """("c", cell) or ("l", leaf) of a graph; ("b", born cell) or ("v", value) of a recipe."""
+
+_PATHS = 8  # a filter may answer otherwise on another way to the same cell: so many ways are asked
 
 
 def is_mapping_prefix(prefix: Any) -> bool:
@@ -125,7 +128,7 @@ class Assignment:
 
     def root(self, ref: Ref, prefix: Any, name: str) -> None:
         """Assign everything below one root."""
-        self._assign(ref, prefix, (), name, set())
+        self._assign(ref, prefix, (), name, Counter())
 
     def check(self) -> None:
         """Refuse one cell under two shardings."""
@@ -136,19 +139,26 @@ class Assignment:
                 "give both paths the same sharding, or pass the cell once",
             )
 
-    def _assign(self, ref: Ref, prefix: Any, local: Any, name: str, seen: set[Any]) -> None:
+    def _assign(self, ref: Ref, prefix: Any, local: Any, name: str, visits: Counter[Any]) -> None:
         tag, number = ref
-        if tag in "ser" or (tag, number, id(prefix)) in seen:
+        visit, most = (tag, number, id(prefix)), _PATHS if is_mapping_prefix(prefix) else 1
+        if tag in "ser" or visits[visit] >= most:
             return
-        seen.add((tag, number, id(prefix)))
+        visits[visit] += 1
         if tag != "n":
-            self._put(ref, self._resolve(ref, prefix, local), name)
+            try:
+                self._put(ref, self._resolve(ref, prefix, local), name)
+            except ValueError:  # no filter covers it by this path: its first one stands
+                if ref not in self.found:
+                    raise
             return
-        record = self.records[number]
+        record, so_far = self.records[number], visits[visit]
         below = self._children(record, prefix, name)
+        visits[visit] = most  # below itself a node is not met again
         for key, child, child_prefix in zip(record.keys, record.refs, below, strict=True):
             here = (*local, record.kind.part(record.cls, key))
-            self._assign(child, child_prefix, here, name + record.kind.step(key), seen)
+            self._assign(child, child_prefix, here, name + record.kind.step(key), visits)
+        visits[visit] = so_far
 
     def _children(self, record: Any, prefix: Any, name: str) -> Sequence[Any]:
         if is_prefix_leaf(prefix):
