@@ -289,11 +289,13 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     "; did you mean 'fsdp'?"
     >>> did_you_mean("pt", ["dp", "tp"])
     "; did you mean 'tp'?"
+    >>> did_you_mean("btach", ["__BATCH__", "__HEAD__"])
+    "; did you mean '__BATCH__'?"
     >>> did_you_mean("zebra", ["dp", "fsdp"])
     ''
     """
-    wanted = str(name).lower()
-    spelled = {str(candidate).lower(): str(candidate) for candidate in known}
+    wanted = str(name).lower().strip("_")
+    spelled = {str(candidate).lower().strip("_"): str(candidate) for candidate in known}
     # difflib misses two swapped letters in a short name ('pt' for 'tp'), the likeliest slip of all.
     close = [text for text in spelled if sorted(text) == sorted(wanted)]
     close += [text for text in difflib.get_close_matches(wanted, spelled, n=3, cutoff=0.6) if text not in close]

@@ -421,6 +421,7 @@ def test_cycles_are_found_when_resolved(rules, asked, trail):
         sx.PartitionAxis.register(name, rule, override=True)
     with pytest.raises(sx.AxisRuleError, match="Cyclic semantic axis registration.*" + trail):
         sx.PartitionAxis().resolve_axis([asked], TRAIN)
+    assert sx.PartitionAxis.get_registered_axes().keys() == rules.keys()  # listing them comes to an end
 
 
 def test_a_cycle_of_generation_rules_is_found_in_generation():

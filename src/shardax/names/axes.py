@@ -361,8 +361,9 @@ def _as_in_training(paxis: PartitionAxis, name: str) -> MeshAxes:
 
 def _generation_rule(entry: AxisRule, rules: Mapping[str, AxisRule]) -> Any:
     """The rule that applies while generating: the one given, else the decode partner of the field behind the rule."""
-    while entry.generation is NOT_GIVEN and isinstance(entry.rule, str) and entry.rule in rules:
-        entry = rules[entry.rule]
+    for _ in rules:  # as many steps as there are rules, at most: a circle of names has no end
+        if entry.generation is NOT_GIVEN and isinstance(entry.rule, str) and entry.rule in rules:
+            entry = rules[entry.rule]
     if entry.generation is NOT_GIVEN and isinstance(entry.rule, str):
         return DECODE.get(SEMANTIC.get(entry.rule, entry.rule), NOT_GIVEN)
     return entry.generation

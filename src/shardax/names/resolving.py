@@ -137,7 +137,8 @@ class Reader:
             yield axis
 
     def _unknown_error(self, unknown: list[tuple[str, str]]) -> UnknownAxisError:
-        known = sorted({*(self.fields or {}), *self.rules, *self.mesh_axes})
+        fields = self.fields or {}
+        known = sorted({*fields, *fields.values(), *self.rules, *self.mesh_axes})
         offences = [Offence(where, f"{name!r}{did_you_mean(name, known)}") for where, name in unknown]
         names = ", ".join(repr(name) for _, name in unknown)
         return UnknownAxisError(
