@@ -60,6 +60,13 @@ def test_the_first_line_says_shape_spec_mesh_and_directions():
     assert first == f"[8, 16] {P('dp', 'tp')} on dp=2, tp=4   dim 0 ↓ dp, dim 1 → tp"
 
 
+def test_where_there_is_no_room_the_directions_have_a_line_of_their_own():
+    drawn = sx.draw(NamedSharding(mesh("dp=2,tp=4"), P("dp", "tp")), (8, 16))
+    lines = ["".join(span.text for span in line) for line in drawn.spans(50)]
+    assert lines[:2] == [f"[8, 16] {P('dp', 'tp')} on dp=2, tp=4", "dim 0 ↓ dp, dim 1 → tp"]
+    assert "dim 0 ↓ dp, dim 1 → tp</text>" in drawn.svg()
+
+
 def test_rank_three_is_panels_along_the_dimension_cut_least():
     drawn = sx.draw(NamedSharding(mesh("a=2,b=2,c=2"), P("a", "b", "c")), (4, 4, 4))
     assert boxes(drawn) == (

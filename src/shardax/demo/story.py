@@ -81,7 +81,7 @@ def demo(folder: Path, *, quick: bool = False) -> Answer:
     lives = _train_in_processes(plan)
     equal = compare(alone, lives)
     show(equal.words)
-    page = _report(folder, [layout, *proofs], alone, lives)
+    page = _report(folder, [layout, *([comparison(proofs)] if len(proofs) > 1 else []), *proofs], alone, lives)
     seconds = round(time.monotonic() - started, 1)
     _end(page, seconds)
     data = {

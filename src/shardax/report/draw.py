@@ -64,6 +64,11 @@ class Drawing:
         return f"dim {dim} {arrow}{f' {axes}' if axes else ''}"
 
     @property
+    def _ways(self) -> str:
+        """Which dimensions are drawn in which direction."""
+        return ", ".join(way for way in (self._way(self.row_dim, "↓"), self._way(self.column_dim, "→")) if way)
+
+    @property
     def _shades(self) -> dict[tuple[int, ...], tuple[str, str]]:
         """Fill and ink of every device set: a set has one colour wherever it appears."""
         sets = sorted({cell for panel in self.panels for row in panel.cells for cell in row if cell})
@@ -71,8 +76,9 @@ class Drawing:
 
     def spans(self, width: int = 100) -> list[list[Span]]:
         """Lines of characters with the colours of the blocks; columns that have no room are left out in the middle."""
-        ways = ", ".join(way for way in (self._way(self.row_dim, "↓"), self._way(self.column_dim, "→")) if way)
-        lines = [[Span(self.caption + (f"   {ways}" if ways else ""))]]
+        heads = [self.caption, self._ways] if self._ways else [self.caption]
+        line = "   ".join(heads)
+        lines = [[Span(line)]] if len(line) <= width else [[Span(head)] for head in heads]
         shades = self._shades
         for panel in self.panels:
             lines += [[Span(panel.label)]] if panel.label else []
@@ -88,8 +94,7 @@ class Drawing:
         if caption:
             picture.text(0, 13, self.caption, size=13)
             top = 34.0
-        ways = self._way(self.row_dim, "↓"), self._way(self.column_dim, "→")
-        picture.text(0, top + 2, "   ".join(way for way in ways if way) or "one block", size=11, quiet=True)
+        picture.text(0, top + 2, self._ways or "one block", size=11, quiet=True)
         top += 12
         left, below = 0.0, top
         for panel in self.panels:
