@@ -9,6 +9,7 @@ import pytest
 
 import shardax as sx
 from shardax.state.environment import closed_over, names_of
+from shardax.state.lift import Lift, Options
 
 COUNT = sx.State(jnp.float32(0))
 LAYERS = [sx.State(jnp.float32(1)), sx.State(jnp.float32(2))]
@@ -77,11 +78,18 @@ REACHES = {
 }
 
 
+def watching(function):
+    """Asks whether the places through which a function reaches its cells still hold what they held."""
+    lift = Lift(function, Options("function"), compile=lambda lifted, gathered: lifted.run)
+    lift.prepare((), {})
+    return lambda: lift.find((), {}) is not None
+
+
 @pytest.mark.parametrize("way", REACHES)
 def test_the_cells_that_are_reached(way):
     function, cells = REACHES[way]
-    found, watch = closed_over(function)
-    assert {id(cell) for cell in found} == {id(cell) for cell in cells} and watch.holds()
+    found, _ = closed_over(function)
+    assert {id(cell) for cell in found} == {id(cell) for cell in cells} and watching(function)()
 
 
 def test_attributes_do_not_count_as_globals():
@@ -99,23 +107,25 @@ def test_every_place_on_the_way_is_watched():
     }
     for name, change in changes.items():
         place = places[name]
-        _, watch = closed_over(lambda place=place: place)
-        assert watch.holds()
+        holds = watching(lambda place=place: place)
+        assert holds()
         change()
-        assert not watch.holds()
+        assert not holds()
     cell = first
-    _, watch = closed_over(lambda: cell)
-    assert watch.holds()
+    holds = watching(lambda: cell)
+    assert holds()
     cell = second
-    assert not watch.holds()
+    assert not holds()
+    del cell
+    assert not holds()
 
 
 def test_changes_that_lead_to_no_cell_are_not_watched():
     """Plain configuration that a function closes over is read once, as under jax.jit."""
     config = {"scale": 2.0}
-    _, watch = closed_over(lambda: (config, COUNT))
+    holds = watching(lambda: (config, COUNT))
     config["scale"] = 3.0
-    assert watch.holds()
+    assert holds()
 
 
 def test_recursive_functions_and_cyclic_objects_end():

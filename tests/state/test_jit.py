@@ -704,3 +704,23 @@ def test_arrays_on_devices_that_do_not_meet_are_named():
     with pytest.raises(sx.DeviceMismatchError, match=r"(?s)1 of 3 arrays.*tree\['a'\]: on device 0 \[shape \(2,\)\]"):
         step(tree, x)
     assert tree["a"].value.devices() == {first}
+
+
+def test_plain_objects_made_inside_are_made_at_every_call_and_others_stay_themselves():
+    class Note:
+        def __init__(self):
+            self.text, self.tags = "made", []
+
+    known = Note()
+
+    @sx.jit
+    def attach(holder):
+        holder["cell"].value += 1
+        holder["new"], holder["known"] = Note(), known
+
+    first, second = ({"cell": sx.State(0), "new": None, "known": None} for _ in range(2))
+    attach(first)
+    first["new"].tags.append("mine")
+    attach(second)
+    assert first["new"] is not second["new"] and second["new"].tags == [] and type(second["new"]) is Note
+    assert first["known"] is known and second["known"] is known

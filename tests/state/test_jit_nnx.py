@@ -67,6 +67,27 @@ def test_training_steps_equal_those_of_nnx():
     assert ours.why_retraced() == "the first call"
 
 
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda model, optimizer, x: nnx.grad(lambda model: model(x).sum())(model) and None,
+        lambda model, optimizer, x: train(model, optimizer, x, jnp.zeros((8, 2))),
+        lambda model, optimizer, x: nnx.remat(lambda model, x: model(x))(model, x),
+        lambda model, optimizer, x: nnx.update(model, jax.tree.map(lambda a: a, nnx.split(model)[1])),
+        lambda model, optimizer, x: nnx.jit(lambda model: model(x))(model),
+    ],
+    ids=["grad", "train", "remat", "split and update", "nnx.jit"],
+)
+def test_transforms_taken_inside_are_no_change_of_structure(inside):
+    """flax leaves the attributes of what it merges sorted: were that a change, every call would carry it out again."""
+    jitted, model = sx.jit(inside), Net(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(1e-2, momentum=0.9), wrt=nnx.Param)
+    for _ in range(2):
+        jitted(model, optimizer, jnp.ones((8, 4)))
+    (lifted,) = jitted._lift.lifted.values()
+    assert lifted.traces == 1 and lifted.last.recipe is None
+
+
 def test_eval_mode_is_another_structure_and_says_so():
     model = Net(nnx.Rngs(0))
     forward = sx.jit(lambda model, x: model(x))

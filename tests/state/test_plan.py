@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardax as sx
 from shardax.state.graph import survey
-from shardax.state.program import Program
+from shardax.state.lift import Lift, Options, types_of
 from shardax.state.sharing import picker
 
 
@@ -40,8 +40,10 @@ class Holder:
     rate: float = 0.5
 
 
-def program_of(*roots):
-    return Program(survey([(root, "data") for root in roots]))
+def plan_of(*roots):
+    lift = Lift(lambda *roots: None, Options("nothing"), compile=lambda lifted, gathered: lifted.run)
+    lift.prepare(roots, {})
+    return lift.plans[types_of(roots, {})][0]
 
 
 @given(st.sets(st.integers(0, 9), max_size=10).map(sorted))
@@ -56,24 +58,24 @@ def test_a_picker_of_a_permutation_keeps_its_order():
 
 
 def test_a_structure_is_recognised_in_other_objects_and_gives_theirs():
-    program = program_of(Model())
+    plan = plan_of(Model())
     other = Model()
-    match = program.match([other])
+    match = plan.match((other,), {})
     assert match is not None
     found = {id(cell) for cell in match.cells}
     assert found == {id(cell) for layer in other.layers for cell in (layer.kernel, layer.bias)} | {
         id(cell) for cell in other.extra[1].values()
     }
     assert [leaf is other.extra[0] for leaf in match.leaves] == [True]
-    assert match.node(0) is other
+    assert match.nodes(0) is other
 
 
 def test_nodes_are_numbered_as_the_survey_numbers_them():
     model = Model()
     found = survey([(model, "data")])
-    match = Program(found).match([model])
+    match = plan_of(model).match((model,), {})
     assert match is not None
-    assert all(match.node(number) is node for number, node in enumerate(found.nodes))
+    assert all(match.nodes(number) is node for number, node in enumerate(found.nodes))
 
 
 CHANGES = {
@@ -97,29 +99,29 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_change_of_structure_is_doubted(change):
     model = Model()
-    program = program_of(model)
-    assert program.match([model]) is not None
+    plan = plan_of(model)
+    assert plan.match((model,), {}) is not None
     CHANGES[change](model)
-    assert program.match([model]) is None
+    assert plan.match((model,), {}) is None
 
 
 @pytest.mark.parametrize("make", [lambda: sx.State(1), lambda: nnx.Param(jnp.ones(1))], ids=["State", "Param"])
 def test_sharing_is_recognised_and_its_end_is_doubted(make):
     shared = make()
     cells = [shared, make(), shared]
-    program = program_of(cells)
+    plan = plan_of(cells)
     other = make()
-    assert program.match([[other, make(), other]]) is not None
-    assert program.match([[other, make(), make()]]) is None
-    assert program.match([[other, other, other]]) is None
-    apart = program_of([make(), make()])
-    assert apart.match([[other, other]]) is None
+    assert plan.match(([other, make(), other],), {}) is not None
+    assert plan.match(([other, make(), make()],), {}) is None
+    assert plan.match(([other, other, other],), {}) is None
+    apart = plan_of([make(), make()])
+    assert apart.match(([other, other],), {}) is None
 
 
-def test_a_program_keeps_nothing_alive():
+def test_a_plan_keeps_nothing_alive():
     model = Model()
-    program, watched = program_of(model), weakref.ref(model.layers[0])
-    program.match([model])
+    plan, watched = plan_of(model), weakref.ref(model.layers[0])
+    assert plan.match((model,), {}) is not None
     del model
     gc.collect()
     assert watched() is None

@@ -23,7 +23,7 @@ class Own:
         def __init__(self):
             self.scale, self.items, self.table = 1, [], {}
 
-    cell = staticmethod(lambda value: sx.State(jnp.float32(value)))
+    cell = staticmethod(lambda value: sx.State(jnp.int32(value)))
     is_cell = staticmethod(lambda value: isinstance(value, sx.State))
     get = staticmethod(lambda cell: cell.value)
     attributes = staticmethod(vars)
@@ -41,7 +41,7 @@ class Nnx:
         def __init__(self):
             self.scale, self.items, self.table = 1, nnx.List([]), nnx.Dict({})
 
-    cell = staticmethod(lambda value: nnx.Param(jnp.float32(value)))
+    cell = staticmethod(lambda value: nnx.Param(jnp.int32(value)))
     is_cell = staticmethod(lambda value: isinstance(value, nnx.Variable))
     get = staticmethod(lambda cell: cell[...])
     containers = (nnx.List, nnx.Dict)
@@ -87,13 +87,13 @@ def look(world, *roots):
             return ("seen", numbers[id(value)])
         if world.is_cell(value):
             numbers[id(value)] = len(numbers)
-            return ("cell", round(float(world.get(value)), 3))
+            return ("cell", int(world.get(value)))
         if isinstance(value, (world.Node, *world.containers)):
             numbers[id(value)] = len(numbers)
             return (type(value).__name__, [(key, one(child)) for key, child in children(world, value)])
         if isinstance(value, (list, tuple)):
             return [one(child) for child in value]
-        return round(float(value), 3) if isinstance(value, (jax.Array, np.ndarray)) else value
+        return int(value) if isinstance(value, (jax.Array, np.ndarray)) else value
 
     return one(list(roots))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 # pyright: reportPrivateUsage=false
 import threading
 import warnings
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
@@ -265,10 +265,17 @@ class RngState(State):
         return keys[1] if count is None else keys[1:]
 
 
+Reads = tuple[str, str] | Callable[[Sequence[Any], Any], Sequence[Any] | None]
+"""Two attributes of a cell, written into programs; or from cells and their snapshot to a list of values, None where the
+snapshot no longer holds."""
+
+
 class Family(Protocol):
     """How the cells of one framework are described, read, written and made; see `lift.py` for where each is used."""
 
     name: str
+    reads: Reads
+    """How raw values are read outside every trace: what `snapshot` lists and where the value is, or a function."""
 
     def spec(self, cell: Any) -> Any:
         """What the cell is besides its value (class, metadata); hashable, and all that `make` needs."""
@@ -291,11 +298,7 @@ class Family(Protocol):
         ...
 
     def snapshot(self, cells: Sequence[Any]) -> Any:
-        """What `read_all` compares with: everything `spec` depends on that may change in place."""
-        ...
-
-    def read_all(self, cells: Sequence[Any], snapshot: Any) -> Sequence[Any] | None:
-        """The raw values of all cells outside every trace, in C-speed loops; None if a spec is not as in `snapshot`."""
+        """What is compared before values are read: everything `spec` depends on that may change in place."""
         ...
 
     def write_all(self, cells: Iterable[Any], values: Iterable[Any]) -> None:
@@ -318,6 +321,7 @@ class OwnCells:
     """The family of `State`: redirected by the scope, so nothing has to be entered or left."""
 
     name = "shardax"
+    reads = ("_spec", "_value")
 
     def spec(self, cell: State) -> CellSpec:
         return cell._spec
@@ -339,13 +343,8 @@ class OwnCells:
     def snapshot(self, cells: Sequence[State]) -> list[CellSpec]:
         return [cell._spec for cell in cells]
 
-    def read_all(self, cells: Sequence[State], snapshot: list[CellSpec]) -> Sequence[Any] | None:
-        if [cell._spec for cell in cells] != snapshot:  # a slot read in a comprehension is four times as fast as mapped
-            return None
-        return [cell._value for cell in cells]
-
     def write_all(self, cells: Iterable[State], values: Iterable[Any]) -> None:
-        for cell, value in zip(cells, values, strict=True):
+        for cell, value in zip(cells, values):  # noqa: B905  at every call: saying `strict` costs more than a cell
             cell._value = value
 
     def enter(self, scope: Scope, cells: Sequence[State], values: Sequence[Any]) -> Sequence[State]:

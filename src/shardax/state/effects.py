@@ -9,48 +9,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
-from shardax.state.cells import Family
 from shardax.state.graph import Builder, Record, Ref
 from shardax.state.kinds import ARRAY, OBJECT, STATIC, Frozen, Kind, Mode, holds_cells, holds_tracers, role_in, role_of
 from shardax.state.sharing import Pick, everything, picker
 
 
-class Write(NamedTuple):
-    """Written cells of one family, and where their values stand in a result."""
-
-    family: Family
-    cells: Pick
-    values: slice
-
-
 class Effects:
     """The static part of a result. Compared by identity: each trace makes its own."""
 
-    __slots__ = ("_writes", "recipe", "written")
+    __slots__ = ("recipe", "store", "written")
 
     def __init__(self, written: tuple[int, ...], recipe: Recipe | None) -> None:
         self.written, self.recipe = written, recipe
-        self._writes: tuple[Write, ...] | None = None
+        self.store: Callable[[Sequence[Any], Sequence[Any]], None] = self._store_first
 
-    def writes(self, cells: Sequence[Any]) -> tuple[Write, ...]:
-        """The written cells, a run of one family at a time. The cell in a place is of one family in every call."""
-        if self._writes is None:
-            families = [role_of(type(cells[place])) for place in self.written]
-            runs = [list(run) for _, run in groupby(range(len(families)), lambda number: id(families[number]))]
-            self._writes = tuple(
-                Write(
-                    families[run[0]],
-                    picker([self.written[number] for number in run], len(cells)) or everything,
-                    slice(run[0], run[-1] + 1),
-                )
-                for run in runs
-            )
-        return self._writes
+    def _store_first(self, cells: Sequence[Any], values: Sequence[Any]) -> None:
+        """Set the written cells. The cell in a place is of one family in every call: how it is done is found out once."""
+        families = [role_of(type(cells[place])) for place in self.written]
+        runs = [list(run) for _, run in groupby(range(len(families)), lambda number: id(families[number]))]
+        parts = [slice(run[0], run[-1] + 1) for run in runs]
+        picks = [picker(self.written[part], len(cells)) or everything for part in parts]
+        writes = [families[part.start].write_all for part in parts]
+        if picks == [everything] and self.recipe is None:
+            self.store = writes[0]
+        else:
+            self.store = partial(_store, list(zip(writes, picks, parts, strict=True)))
+        self.store(cells, values)
+
+
+def _store(
+    runs: Sequence[tuple[Callable[..., None], Pick, slice]], cells: Sequence[Any], values: Sequence[Any]
+) -> None:
+    for write, pick, part in runs:
+        write(pick(cells), values[part])
 
 
 class Result:
@@ -129,9 +126,15 @@ class Emission:
     """Writes the recipe while the trace is still open."""
 
     def __init__(
-        self, cells: dict[int, int], nodes: dict[int, int], leaves: dict[int, int], boxes: frozenset[int]
+        self,
+        cells: dict[int, int],
+        nodes: dict[int, int],
+        leaves: dict[int, int],
+        boxes: frozenset[int],
+        is_outside: Callable[[Any], bool],  # can the function reach an object without its arguments?
     ) -> None:
         self.cells, self.nodes, self.leaves, self.boxes = cells, nodes, leaves, boxes
+        self.is_outside = is_outside
         self.recipe = Recipe()
         self.values: list[Any] = []
         self.born: list[Any] = []  # the cells that `recipe.born` describes
@@ -148,8 +151,9 @@ class Emission:
         role = role_in(value, mode)
         if role is ARRAY:
             return self._array(value, alias)
-        if role is STATIC or (role is OBJECT and not (holds_cells(value) or holds_tracers(value))):
-            return ("s", Frozen(value))  # a plain object without state that comes from outside stays itself
+        plain = role is OBJECT and not (holds_cells(value) or holds_tracers(value))
+        if role is STATIC or (plain and self.is_outside(value)):  # what was made inside is made anew at every call
+            return ("s", Frozen(value))
         if identity in self._seen:
             return self._seen[identity]
         self._alive.append(value)
@@ -191,12 +195,19 @@ class Emission:
         for number, before in contents.items():
             node, record = nodes[number], records[number]
             opened = record.kind.open(node, record.mode)
+            if opened.keys != record.keys and _is_sorted_only(record, opened.keys):
+                opened = opened.in_order(record.keys)
             alike = opened.keys == record.keys and opened.extra == record.extra
             if alike and all(a is b for a, b in zip(opened.values, before, strict=True)):
                 continue
             changed = Record(record.kind, record.cls, opened.keys, opened.extra, record.mode)
             changed.refs = [self.ref(child, m, True) for child, m in zip(opened.values, opened.modes, strict=True)]
             self.recipe.changed.append((number, changed))
+
+
+def _is_sorted_only(record: Record, keys: tuple[Any, ...]) -> bool:
+    """Did a framework only sort the children? A gradient taken inside does: as a change, every call would carry it out."""
+    return record.kind.rank is not None and keys == tuple(sorted(record.keys, key=record.kind.rank))
 
 
 def carry_out(

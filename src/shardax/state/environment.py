@@ -28,29 +28,21 @@ class Watch:
         self.mappings: list[tuple[Any, Callable[[Any], Any], tuple[Any, ...]]] = []
         self.closures: list[tuple[types.CellType, Any]] = []
 
-    @property
-    def watches(self) -> bool:
-        """Is there anything to look after?"""
-        return bool(self.lists or self.mappings or self.closures)
+    def doubts(self, name: Callable[[Any], str]) -> Iterator[str]:
+        """Expressions of which one is true, or raises a `LookupError` or `ValueError`, if a place holds something else.
 
-    def holds(self) -> bool:
-        """Does every place still hold the same object?"""
-        try:
-            for closure, value in self.closures:
-                if closure.cell_contents is not value:
-                    return False
-            for mapping, get, values in self.mappings:
-                if not all(map(is_, get(mapping), values)):
-                    return False
-            for sequence, values, comparable in self.lists:
-                if comparable:  # own cells compare by identity: one C comparison of two lists
-                    if sequence != values:
-                        return False
-                elif len(sequence) != len(values) or not all(map(is_, sequence, values)):
-                    return False
-        except (KeyError, ValueError, AttributeError):  # a name deleted, a closure emptied
-            return False
-        return True
+        They are written into a program, where `name` says what an object is called.
+        """
+        for closure, value in self.closures:  # a closure that was emptied raises
+            yield f"{name(closure)}.cell_contents is not {name(value)}"
+        for mapping, get, values in self.mappings:  # a name that was deleted raises
+            yield f"not all(map({name(is_)}, {name(get)}({name(mapping)}), {name(values)}))"
+        for sequence, values, comparable in self.lists:
+            now, then = name(sequence), name(values)
+            if comparable:  # own cells compare by identity: one C comparison of two lists
+                yield f"{now} != {then}"
+            else:
+                yield f"len({now}) != {len(values)} or not all(map({name(is_)}, {now}, {then}))"
 
 
 def _may_lead(cls: type) -> bool:
@@ -177,6 +169,13 @@ def closed_over(function: Callable[..., Any]) -> tuple[list[Any], Watch]:
     search = _Search()
     search.visit(function)
     return list(search.cells.values()), search.watch
+
+
+def reached_by(function: Callable[..., Any]) -> dict[int, Any]:
+    """Every object that may lead to a cell and that `function` can reach without its arguments, by its `id`."""
+    search = _Search()
+    search.visit(function)
+    return {id(value): value for value in search.alive}
 
 
 def names_of(function: Callable[..., Any], cells: Sequence[Any]) -> list[str]:

@@ -40,6 +40,11 @@ class Opened(NamedTuple):
     modes: Sequence[Any]  # of Mode
     extra: Hashable
 
+    def in_order(self, keys: tuple[Any, ...]) -> Opened:
+        """The same children, the keys in this order."""
+        places = [self.keys.index(key) for key in keys]
+        return Opened(keys, [self.values[n] for n in places], [self.modes[n] for n in places], self.extra)
+
 
 class Kind:
     """One sort of node.
@@ -55,6 +60,7 @@ class Kind:
     sequence = False
     ignored: frozenset[str] = frozenset()  # keys of `mapping` that are no children
     guarded: tuple[str, ...] = ()  # those of them on which the structure depends: compared in the steady state
+    rank: Callable[[Any], Any] | None = None  # where a framework sorts the children of what it merges: by this of keys
 
     def open(self, node: Any, mode: Mode) -> Opened:
         raise NotImplementedError

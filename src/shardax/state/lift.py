@@ -85,7 +85,7 @@ class Lift:
         call = lifted.call
         if found is None or call is None or not plan.plain:
             return self._call(args, kwargs)
-        values, cells, _ = found
+        values, cells, _, _ = found
         donated, kept = lifted.part(values) if lifted.split is not None else ((), values)
         try:
             out, result = call(donated, kept, args if plan.take is None else plan.take(args), kwargs)
@@ -95,8 +95,7 @@ class Lift:
         effects = result.effects
         if effects.recipe is not None:
             return self.finish(plan.split(found, args, kwargs), out, result)
-        for family, written, part in effects.writes(cells):
-            family.write_all(written(cells), result.values[part])
+        effects.store(cells, result.values)
         return out
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], gathered: Gathered | None = None) -> Any:
@@ -253,8 +252,7 @@ class Lift:
             for place, value in zip(effects.written, values, strict=False):
                 role_of(type(cells[place])).set(cells[place], value)
             return out
-        for family, written, part in effects.writes(cells):
-            family.write_all(written(cells), values[part])
+        effects.store(cells, values)
         return out
 
     def _carry_out(self, gathered: Gathered, out: Any, result: Result) -> Any:

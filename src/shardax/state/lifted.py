@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -17,7 +18,7 @@ from shardax._compat import is_live
 from shardax.arrays.constrain import constrain
 from shardax.state.cells import Family, Scope, scope_of
 from shardax.state.effects import Effects, Emission, Recipe, Result, after, is_ref
-from shardax.state.environment import names_of
+from shardax.state.environment import names_of, reached_by
 from shardax.state.faults import refuse_leaked, refuse_non_arrays
 from shardax.state.forms import Form, argument_names, root_names
 from shardax.state.graph import Builder, Graph, Ref, paths_of
@@ -242,7 +243,9 @@ class Lifted:
         kept = {id(leaf): n for n, leaf in enumerate(leaves) if is_ref(leaf) or (len(self.own) + n) not in self.donate}
         refs = [leaf for leaf in jax.tree.leaves(given) if is_ref(leaf)]
         kept.update({id(leaf): len(leaves) + place for place, leaf in enumerate(refs)})
-        emission = Emission(cells, {id(node): number for number, node in mutable.items()}, kept, self.graph.boxes)
+        nodes = {id(node): number for number, node in mutable.items()}
+        reached = cache(lambda: reached_by(self.function))
+        emission = Emission(cells, nodes, kept, self.graph.boxes, lambda value: id(value) in reached())
         if self.updates:
             emission.changes(mutable, builder.contents, self.graph.records)
             self._shard_born(emission)

@@ -166,7 +166,8 @@ class States:
             ],
         )
 
-    def read_all(self, cells: Sequence[Any], snapshot: Snapshot) -> Sequence[Any] | None:
+    def reads(self, cells: Sequence[Any], snapshot: Snapshot) -> Sequence[Any] | None:
+        """The raw values, where nobody wants to know of every read."""
         if TRACE_CONTEXT.state_stack:
             return None  # somebody wants to know of every read
         with _tracing:

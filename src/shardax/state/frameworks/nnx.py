@@ -47,6 +47,7 @@ class Variables:
     """The family of `nnx.Variable`."""
 
     name = "flax.nnx"
+    reads = ("_var_metadata", "_raw_value")
 
     def spec(self, cell: Any) -> VariableSpec:
         return VariableSpec(cell)
@@ -83,11 +84,6 @@ class Variables:
             known.setdefault(tuple((name, id(value)) for name, value in metadata.items()), dict(metadata))
             for metadata in (cell._var_metadata for cell in cells)
         ]
-
-    def read_all(self, cells: Sequence[Any], snapshot: list[dict[str, Any]]) -> Sequence[Any] | None:
-        if [cell._var_metadata for cell in cells] != snapshot:
-            return None
-        return [cell._raw_value for cell in cells]
 
     def marks(self, cells: Sequence[Any]) -> list[Any]:
         """An object that every cell holds alone, for it can be neither hashed nor referred to weakly itself."""
@@ -129,6 +125,9 @@ class PytreeKind(Kind):
         state = node._pytree__state
         extra = (node._pytree__nodes, state.initializing, state.is_setup)
         return Opened(tuple(attributes), list(attributes.values()), modes, extra)
+
+    def rank(self, key: Any) -> tuple[bool, int, str]:
+        return (False, int(key), "") if key.isdigit() else (True, 0, key)  # the numbers of a List, then names
 
     def create(self, cls: type, extra: Any) -> Any:
         return object.__new__(cls)
