@@ -116,6 +116,12 @@ def test_every_place_on_the_way_is_watched():
     assert holds()
     cell = second
     assert not holds()
+
+
+def test_a_variable_that_is_gone_is_missed():
+    cell = sx.State(1)
+    holds = watching(lambda: cell)  # noqa: F821  gone is what it is to be
+    assert holds()
     del cell
     assert not holds()
 

@@ -105,6 +105,19 @@ def test_every_change_of_structure_is_doubted(change):
     assert plan.match((model,), {}) is None
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_order_of_attributes_is_seen_by_whoever_iterates_over_them(count):
+    def holder(*names):
+        made = Holder()
+        for name in names:
+            setattr(made, name, sx.State(ord(name)))
+        return made
+
+    values = sx.jit(lambda holders: [v.value for one in holders for v in vars(one).values() if isinstance(v, sx.State)])
+    assert list(map(int, values([holder("a", "b") for _ in range(count)]))) == [0, 97, 98] * count
+    assert list(map(int, values([holder("b", "a") for _ in range(count)]))) == [0, 98, 97] * count
+
+
 @pytest.mark.parametrize("make", [lambda: sx.State(1), lambda: nnx.Param(jnp.ones(1))], ids=["State", "Param"])
 def test_sharing_is_recognised_and_its_end_is_doubted(make):
     shared = make()

@@ -48,7 +48,8 @@ class Nnx:
 
     @staticmethod
     def attributes(node):
-        return {name: value for name, value in vars(node).items() if not name.startswith("_")}
+        """In flax's order: it sorts whatever it merges."""
+        return {name: value for name, value in sorted(vars(node).items()) if not name.startswith("_")}
 
     @staticmethod
     def set(cell, value):

@@ -274,8 +274,11 @@ class Family(Protocol):
     """How the cells of one framework are described, read, written and made; see `lift.py` for where each is used."""
 
     name: str
-    reads: Reads
-    """How raw values are read outside every trace: what `snapshot` lists and where the value is, or a function."""
+
+    @property
+    def reads(self) -> Reads:
+        """How raw values are read outside every trace: what `snapshot` lists and where the value is, or a function."""
+        ...
 
     def spec(self, cell: Any) -> Any:
         """What the cell is besides its value (class, metadata); hashable, and all that `make` needs."""

@@ -30,7 +30,7 @@ class Effects:
         self.store: Callable[[Sequence[Any], Sequence[Any]], None] = self._store_first
 
     def _store_first(self, cells: Sequence[Any], values: Sequence[Any]) -> None:
-        """Set the written cells. The cell in a place is of one family in every call: how it is done is found out once."""
+        """Set the written cells. A place has cells of one family in every call: how they are set is found out once."""
         families = [role_of(type(cells[place])) for place in self.written]
         runs = [list(run) for _, run in groupby(range(len(families)), lambda number: id(families[number]))]
         parts = [slice(run[0], run[-1] + 1) for run in runs]
@@ -206,7 +206,7 @@ class Emission:
 
 
 def _is_sorted_only(record: Record, keys: tuple[Any, ...]) -> bool:
-    """Did a framework only sort the children? A gradient taken inside does: as a change, every call would carry it out."""
+    """Did a framework only sort the children? A gradient taken inside does; every call would carry that out again."""
     return record.kind.rank is not None and keys == tuple(sorted(record.keys, key=record.kind.rank))
 
 

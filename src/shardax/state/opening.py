@@ -34,13 +34,14 @@ def _of_mappings(group: Group, pick: Pick) -> Open:
     kind, mapping = group.kind, group.kind.mapping
     assert mapping is not None
     lengths = [len(group.keys) + len(kind.ignored)] * len(group.nodes)
+    order = list(group.keys) * len(group.nodes) if kind.rank is None else None
     fixed, moving = map(values_of, keys_of(group))
     statics = [value for values in group.statics for value in values]
     guards = [(itemgetter(name), [mapping(node)[name] for node in group.nodes]) for name in kind.guarded]
 
     def open(objects: Sequence[Any]) -> Sequence[Any] | None:
         held = list(map(mapping, pick(objects)))
-        if list(map(len, held)) != lengths:
+        if list(map(len, held)) != lengths or (order is not None and list(_flat(held)) != order):
             return None
         if statics and not all(map(is_, _flat(map(fixed, held)), statics)):
             return None

@@ -167,7 +167,10 @@ class _Writer:
         assert kind.mapping is not None
         held = self.variable("held")
         self.lines.append(f"{held} = {self.name(kind.mapping)}({node})")
-        self.refuse(f"len({held}) != {len(group.keys) + len(kind.ignored)}")
+        if kind.rank is None:
+            self.refuse(f"[*{held}] != {self.name(list(group.keys))}")
+        else:  # its framework sorts: the order of attributes means nothing
+            self.refuse(f"len({held}) != {len(group.keys) + len(kind.ignored)}")
         for key in kind.guarded:
             value = self.name(kind.mapping(group.nodes[0])[key])
             self.refuse(f"{held}[{key!r}] is not {value} and {held}[{key!r}] != {value}")
@@ -234,7 +237,7 @@ class _Writer:
         return (
             "def gather(args, kwargs):\n    try:\n"
             f"{body}\n"
-            "    except (LookupError, AttributeError, TypeError, ValueError):  # a key, an attribute, a closure that is gone\n"
+            "    except (LookupError, AttributeError, TypeError, ValueError):  # something is gone\n"
             "        return None\n"
         )
 

@@ -107,6 +107,10 @@ class Variables:
         return last
 
 
+def _rank(key: str) -> tuple[bool, int, str]:
+    return (False, int(key), "") if key.isdigit() else (True, 0, key)  # the numbers of a List, then names
+
+
 class PytreeKind(Kind):
     """An instance of a subclass of `nnx.Pytree` (Modules, Optimizers, Rngs, Lists, Dicts): its attributes."""
 
@@ -114,6 +118,7 @@ class PytreeKind(Kind):
     mapping: Callable[[Any], dict[Any, Any]] | None = attrgetter("__dict__")
     ignored = _INTERNAL
     guarded = ("_pytree__nodes",)
+    rank: Callable[[Any], Any] | None = staticmethod(_rank)
 
     def open(self, node: Any, mode: Mode) -> Opened:
         attributes = {name: value for name, value in vars(node).items() if name not in _INTERNAL}
@@ -125,9 +130,6 @@ class PytreeKind(Kind):
         state = node._pytree__state
         extra = (node._pytree__nodes, state.initializing, state.is_setup)
         return Opened(tuple(attributes), list(attributes.values()), modes, extra)
-
-    def rank(self, key: Any) -> tuple[bool, int, str]:
-        return (False, int(key), "") if key.isdigit() else (True, 0, key)  # the numbers of a List, then names
 
     def create(self, cls: type, extra: Any) -> Any:
         return object.__new__(cls)
