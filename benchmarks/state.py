@@ -29,13 +29,14 @@ def run(quick: bool) -> list[Result]:
 
 def races(quick: bool, clock: Any) -> list[Result]:
     """Everything, on whatever backend JAX has."""
-    from benchmarks import _mapped, _models
+    from benchmarks import _mapped, _models, _training
 
     sizes = (10, 100) if quick else (10, 100, 1_000, 5_000)
     results: list[Result] = []
     for size in sizes:
         results += [dispatch(size, reads, quick, clock) for reads in (False, True)]
     results += [compiled(size, quick, clock) for size in ((10, 100) if quick else (10, 1_000))]
+    results.append(_training.training(quick, clock))
     for count in (1, 20) if quick else (1, 20, 200):
         results += _mapped.eager(count, quick)
     return [*results, *_models.lowering(quick, clock)]
