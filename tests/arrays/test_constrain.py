@@ -319,6 +319,40 @@ def test_a_transformation_that_runs_eagerly_means_what_it_means_under_jit(kind, 
         assert eager.sharding.is_equivalent_to(jitted.sharding, 2)
 
 
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("context", ["argument", "with mesh", "set_mesh"])
+def test_arrays_that_are_on_no_mesh_yet_are_constrained_under_grad_vmap_and_checkpoint(context, kind, traced):
+    mesh = mesh_of(kind)
+    with context_of(context, mesh) as argument:
+        call = lambda x: constrain_with(x, P("dp", "tp"), argument)  # noqa: E731
+        transformed = {
+            "jvp": lambda x: jax.jvp(call, (x,), (x,))[1],
+            "vmap": lambda x: jax.vmap(call)(jnp.stack([x] * 8))[3],
+            "grad": jax.grad(lambda x: (call(x) ** 2).sum() / 2),
+            "checkpoint": jax.grad(lambda x: (jax.checkpoint(lambda y: call(y) ** 2)(x)).sum() / 2),
+        }
+        if not traced:
+            del transformed["checkpoint"]  # jax.lax.with_sharding_constraint cannot do it either
+            if kind != "auto" and context != "set_mesh":
+                del transformed["grad"]  # nor can JAX add up an array on Explicit axes without jax.set_mesh
+        for name, transform in transformed.items():
+            x = jnp.asarray(numbers())
+            out = (jax.jit(transform) if traced else transform)(x)
+            np.testing.assert_array_equal(np.asarray(out), numbers(), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("context", ["argument", "with mesh", "set_mesh"])
+def test_vmap_leaves_the_mapped_dimension_alone(context, kind):
+    mesh = mesh_of(kind)
+    batch = jnp.stack([jnp.asarray(numbers())] * 8)
+    with context_of(context, mesh) as argument:
+        mapped = jax.vmap(lambda x: constrain_with(x, P("dp", "tp"), argument))
+        for call in (mapped, jax.jit(mapped), jax.vmap(jax.jit(lambda x: constrain_with(x, P("dp", "tp"), argument)))):
+            assert call(batch).sharding.is_equivalent_to(NamedSharding(mesh, P(None, "dp", "tp")), 3)
+
+
 # ---- the log --------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
 
-from shardax._compat import auto_constraint, context_manager_mesh, trace_state_clean
+from shardax._compat import auto_constraint, context_manager_mesh, current_trace, is_staged, trace_state_clean
 from shardax.errors import LayoutError, MeshError, NoMeshError, Offence, SpecError
 from shardax.names.axes import PartitionAxis
 from shardax.names.decision import Decision, is_noticed, place_outside, record, warn_outside
@@ -186,7 +186,9 @@ def _constrain_leaf(x: Any, target: PartitionSpec | NamedSharding, policy: _Poli
         return _without_mesh(x, target, policy)
     if plan.fit.corrections and (policy.on_misfit != "adapt" or is_noticed(plan.fit)):
         _report(plan.fit, x, policy)
-    return plan.trace(x) if traced else plan.put(x)
+    if not traced:
+        return plan.put(x)
+    return plan.trace(x) if is_staged(current_trace()) else plan.in_transform(x)
 
 
 def _without_mesh(x: Any, target: PartitionSpec | NamedSharding, policy: _Policy) -> Any:
@@ -214,7 +216,7 @@ def _decision(found: Fit, shape: Sequence[int], dtype: Any) -> Decision:
 class _Plan:
     """A constraint resolved against one shape, mesh and context: what to call, computed once and cached."""
 
-    __slots__ = ("auto", "explicit", "fit", "memory_kind", "mesh", "on_mesh", "spec", "trace")
+    __slots__ = ("auto", "explicit", "fit", "in_transform", "memory_kind", "mesh", "on_mesh", "spec", "trace")
 
     def __init__(self, found: Fit, mesh: AnyMesh, memory_kind: str | None, context: AnyMesh | None) -> None:
         self.fit, self.mesh, self.spec, self.memory_kind = found, mesh, found.spec, memory_kind
@@ -229,8 +231,10 @@ class _Plan:
             self.trace = self.auto
         elif self.auto is not None:
             _check_order(found, kinds)
-            # Under an eager grad or vmap a constraint on Auto axes is a transfer, which would drop the Explicit ones.
+            # In an eager jax.checkpoint a constraint on Auto axes is a transfer, which would drop the Explicit ones.
             self.trace = jax.jit(self._trace)
+        # Under an eager grad or vmap a constraint is run at once, alone, and wants its array on the mesh already.
+        self.in_transform: Callable[[Any], Any] = jax.jit(self.trace)
 
     def _part(self, kinds: dict[str, AxisType], kind: AxisType) -> PartitionSpec | None:
         """The spec on the axes of one kind, or None where the mesh has no axes of it."""
@@ -252,13 +256,10 @@ class _Plan:
     def _trace(self, x: Any) -> Any:
         """Apply inside a trace: reshard over Explicit axes, then constrain over Auto ones; Manual axes are dropped."""
         if self.explicit is not None:
-            # Where all axes are Explicit and jax.set_mesh is not, only a transfer carries the devices into the program.
-            transfer = self.auto is None and isinstance(self.on_mesh, Mesh)
             spec = _without_free(self.explicit, self.on_mesh, x)
             # A NamedSharding on devices always says its memory; a reshard refuses to hear of the usual one.
-            usual = self.memory_kind == "device" and not transfer
-            sharding = _named(self.on_mesh, spec, None if usual else self.memory_kind)
-            x = jax.device_put(x, sharding) if transfer else jax.reshard(x, sharding)
+            memory_kind = None if self.memory_kind == "device" else self.memory_kind
+            x = _resharder(self.on_mesh, spec, memory_kind, self.auto is None)(x)
         return x if self.auto is None else self.auto(x)
 
     def put(self, x: Any) -> Any:
@@ -269,6 +270,21 @@ class _Plan:
                 remedy="enter a mesh of devices, or call this inside jit or jax.eval_shape",
             )
         return jax.device_put(x, self._named(self.mesh, _without_free(self.spec, self.mesh, x)))
+
+
+@lru_cache(maxsize=16384)
+def _resharder(mesh: AnyMesh, spec: PartitionSpec, memory_kind: str | None, alone: bool) -> Callable[[Any], Any]:
+    """`jax.reshard`; with the devices of the mesh where nothing else in the program may name them.
+
+    Without `jax.set_mesh` only a transfer or a jit with shardings carries devices into a program, and `jax.vmap` of a
+    transfer shards the wrong dimension.
+    """
+    sharding = _named(mesh, spec, memory_kind)
+    if not alone or not isinstance(mesh, Mesh):
+        return partial(jax.reshard, out_shardings=sharding)
+    if memory_kind is not None:
+        return partial(jax.device_put, device=sharding)
+    return jax.jit(partial(jax.reshard, out_shardings=sharding), out_shardings=sharding)
 
 
 @lru_cache(maxsize=16384)
