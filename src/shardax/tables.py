@@ -48,6 +48,8 @@ class Table:
                 )
 
     def __str__(self) -> str:
+        if not self.columns:
+            return "\n".join((self.title, *self.notes))
         widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
         rule = tuple("-" * width for width in widths)
         lines = [self._line(row, widths) for row in (self.columns, rule, *self.rows)]

@@ -162,7 +162,7 @@ def test_every_unmatched_leaf_is_listed():
         (lambda: sx.layout(model(), RULES), sx.NoMeshError, "layout needs a mesh and none is in force"),
         (lambda: sx.layout(model(), RULES, "dp=-1"), sx.MeshError, "-1 is inferred by resolve"),
         (lambda: sx.layout(model(), RULES, MESH, on_misfit="ignore"), ValueError, "on_misfit='ignore' is unknown"),
-        (lambda: sx.layout(model(), [], MESH), sx.ShardaxError, ""),
+        (lambda: sx.layout(model(), [], MESH), sx.RuleError, "leaves of . matched by none of 0 rules"),
     ],
 )
 def test_bad_input(call, kind, words):
@@ -178,6 +178,27 @@ def test_adapt_records_every_correction():
     assert log == list(made.decisions)
     with pytest.warns(UserWarning, match="a: .*dim 0 loses 'tp'"):
         sx.layout(tree, [("a", P("tp", "dp"))], MESH, on_misfit="warn")
+
+
+def test_corrections_of_layers_that_are_alike_are_warned_about_once():
+    tree = {"layers": [{"w": struct(1024, 1022)} for _ in range(12)], "e": struct(1023, 1024)}
+    rules = [("w", P(None, "tp")), ("e", P("tp"))]
+    with pytest.warns(UserWarning) as caught, sx.corrections() as log:
+        sx.layout(tree, rules, MESH, on_misfit="adapt")
+    assert len(caught) == 1 and len(log) == 13
+    text = str(caught[0].message)
+    assert text.startswith(
+        "13 leaves are corrected, 19.5 MiB more per device\n  layers/*/w (12 leaves): P(None, 'tp') on"
+    )
+    assert text.count("\n") == 2
+
+
+def test_a_layout_of_keys_lowers_and_counts_their_bytes():
+    for implementation, itemsize in (("threefry2x32", 8), ("rbg", 16), ("unsafe_rbg", 16)):
+        keys = jax.eval_shape(lambda impl=implementation: jax.random.split(jax.random.key(0, impl=impl), 8))
+        made = sx.layout({"keys": keys}, [("keys", P("dp"))], "dp=2")
+        assert made.nbytes == 8 * itemsize and made.abstract["keys"].dtype == keys.dtype
+        assert jax.eval_shape(lambda t: jax.random.normal(t["keys"][0]), made.abstract).shape == ()
 
 
 def test_min_size_replicates_small_leaves_and_says_so():
@@ -217,6 +238,16 @@ def test_analysis_counts_bytes_and_suggests():
         and not found.offenders[1].suggestion
     )
     assert "could be sharded" in str(found)
+
+
+def test_the_analysis_says_layers_that_are_alike_once():
+    made = sx.layout({"h": [{"w": struct(4, 64)}] * 30, "e": struct(64, 64)}, [(".*", P())], "tp=4")
+    worst, other = made.analysis().offenders
+    assert (worst.path, worst.leaves, worst.bytes_per_device) == ("h/*/w", 30, 30 * made["h/0/w"].bytes_per_device)
+    assert worst.suggestion.startswith("on 'tp': dim 1 (64) divides")  # not over the smaller dimension
+    assert (other.path, other.leaves) == ("e", 1)
+    everywhere = sx.layout({"w": struct(64)}, [("w", P("tp"))], "tp=4").analysis()
+    assert str(everywhere).splitlines()[0] == "nothing is replicated on mesh tp=4" and "\n\n" not in str(everywhere)
 
 
 def test_the_table_is_what_a_person_reads():

@@ -10,8 +10,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from shardax.arrays.host import DELETED
 from shardax.errors import LayoutError, LeafError, Offence, PlacementError, plural
 from shardax.names.decision import itemsize_of
 from shardax.names.layout import Layout
@@ -60,7 +62,7 @@ def mesh_of_devices(mesh: AnyMesh) -> Mesh:
 def check_leaves(paths: Sequence[str], leaves: Sequence[Any]) -> None:
     """Every leaf is an array, an abstract one or a number; what is none of them is listed."""
     problems = [
-        Offence(path, f"is {type(leaf).__name__}, not an array")
+        Offence(path, f"is {_kind_of(leaf)}")
         for path, leaf in zip(paths, leaves, strict=True)
         if not (_is_numeric(leaf) or isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)))
     ]
@@ -68,6 +70,29 @@ def check_leaves(paths: Sequence[str], leaves: Sequence[Any]) -> None:
         raise LeafError(
             f"{plural(len(problems), 'leaf is', 'leaves are')} not an array", problems, "take it out of the tree"
         )
+
+
+def _kind_of(leaf: Any) -> str:
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return f"an array of {leaf.dtype}, not of numbers"
+    return f"{type(leaf).__name__}, not an array"
+
+
+def check_values(paths: Sequence[str], leaves: Sequence[Any]) -> None:
+    """Every leaf holds values that can be moved: it is not abstract, not given up, and not too large to be an array."""
+    integers = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
+    problems: list[Offence] = []
+    for path, leaf in zip(paths, leaves, strict=True):
+        if type(leaf) is np.ndarray:
+            continue
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            problems.append(Offence(path, "is abstract: it has a shape, and no values", remedy="sx.init makes them"))
+        elif isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted():
+            problems.append(Offence(path, DELETED, leaf.shape))
+        elif type(leaf) is int and not integers.min <= leaf <= integers.max:
+            problems.append(Offence(path, f"{leaf} does not fit {integers.dtype}", remedy="jax_enable_x64, or a float"))
+    if problems:
+        raise LeafError(f"{plural(len(problems), 'leaf has', 'leaves have')} no values to move", problems)
 
 
 def _is_numeric(leaf: Any) -> bool:

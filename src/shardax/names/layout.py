@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +16,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardax.errors import LayoutError, LeafError, Offence, RuleError, did_you_mean, plural
 from shardax.names.analysis import LayoutAnalysis, analyse
 from shardax.names.axes import PartitionAxis
-from shardax.names.decision import Decision, itemsize_of, record
+from shardax.names.decision import Decision, dtype_of, itemsize_of, record
 from shardax.names.layout_file import LayoutDiff, decisions_from_json, decisions_to_json, diff_decisions
 from shardax.names.mesh import AnyMesh, MeshLike, MeshSpec, as_mesh, required_mesh
 from shardax.names.paths import flatten, rebuild
@@ -71,7 +71,7 @@ class Layout:
 
     def _struct(self, decision: Decision) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(self.mesh, decision.spec)
-        return jax.ShapeDtypeStruct(decision.shape, jax.numpy.dtype(decision.dtype), sharding=sharding)
+        return jax.ShapeDtypeStruct(decision.shape, dtype_of(decision.dtype), sharding=sharding)
 
     def _tree(self, values: list[Any]) -> Any:
         if self.skeleton is None:
@@ -315,7 +315,7 @@ def _ask(
     for (path, shape, dtype), match in zip(arrays, rules.match_all([path for path, _, _ in arrays]), strict=True):
         if shape == ():
             asked.append((path, shape, dtype, replicated, "scalar: nothing to shard"))
-        elif min_size and int(np.prod(shape)) < min_size:
+        elif min_size and math.prod(shape) < min_size:
             asked.append((path, shape, dtype, replicated, f"smaller than min_size={min_size}"))
         elif match is None:
             unmatched.append(Offence(path, "no rule matches", shape=shape))
@@ -354,6 +354,5 @@ def _decide(asked: Iterable[_Asked], mesh: AnyMesh, on_misfit: OnMisfit) -> tupl
         raise misfit_error(
             f"{count} not fit the mesh {MeshSpec.of(mesh)}", ((d.fit, d.path, d.rule) for d in corrected)
         )
-    for decision in corrected:
-        record(decision, warn=on_misfit == "warn")
+    record(*corrected, warn=on_misfit == "warn")
     return tuple(decisions)
