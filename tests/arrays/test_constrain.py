@@ -294,6 +294,29 @@ def test_two_meshes_that_disagree_are_an_error():
         sx.with_sharding_constraint(jnp.ones(8), NamedSharding(other, P("zz")))
 
 
+def test_a_sharding_and_another_mesh_are_an_error():
+    with pytest.raises(sx.MeshConflictError, match="(?s)two meshes are given.*argument: dp=8.*sharding: dp=2,tp=4"):
+        sx.constrain(jnp.ones(8), NamedSharding(mesh_of(), P("dp")), mesh=sx.make_mesh("dp=8"))
+    assert sx.constrain(jnp.ones(8), NamedSharding(mesh_of(), P("dp")), mesh="dp=2,tp=4").sharding.spec == P("dp")
+
+
+def test_a_tree_is_constrained_by_its_layout_and_a_scalar_by_no_axes():
+    tree = {"a": jnp.ones((8, 4)), "b": [jnp.ones(8)]}
+    layout = sx.layout(tree, {"a": P("dp", "tp"), "b": P("tp")}, mesh_of())
+    for out in (sx.constrain(tree, layout), jax.jit(lambda t: sx.constrain(t, layout))(tree)):
+        assert (out["a"].sharding.spec, out["b"][0].sharding.spec) == (P("dp", "tp"), P("tp"))
+    with pytest.raises(sx.LayoutError, match="a: is in the layout, not in the tree"):
+        sx.constrain({"b": [jnp.ones(8)]}, layout)
+    assert sx.constrain(jnp.ones(()), [], mesh=mesh_of()).sharding.is_fully_replicated
+    rules = sx.LogicalRules.of({"batch": "dp", "mlp": "tp"})
+    assert sx.constrain(jnp.ones((8, 8)), ["batch", "mlp"], mesh=mesh_of(), axes=rules).sharding.spec == P("dp", "tp")
+
+
+def test_a_text_is_no_spec():
+    with jax.set_mesh(mesh_of()), pytest.raises(sx.SpecError, match="not a partition spec: 'dp'"):
+        sx.get_corrected_named_sharding((8,), "dp")
+
+
 def squares(x):
     return (sx.with_sharding_constraint(x, P("dp", "tp")) ** 2).sum()
 

@@ -247,6 +247,18 @@ def test_an_empty_tree_is_refused_by_put_and_gathered_as_it_is():
     assert sx.gather({"a": []}) == {"a": []}
 
 
+def test_axes_that_the_mesh_lacks_are_listed():
+    specs = {"a": P("zz"), "b": P("dp", "dp"), "c": P("tp")}
+    tree = {name: np.ones((8, 8)) for name in specs}
+    wanted = (
+        "(?s)do not belong on the mesh dp=2,tp=4.*a: dim 0: 'zz' is not an axis.*b: dim 1: 'dp' already shards dim 0"
+    )
+    with jax.set_mesh(MESH), pytest.raises(sx.SpecError, match=wanted):
+        sx.put(tree, specs)
+    with pytest.raises(sx.SpecError, match=wanted):
+        sx.make_shard_and_gather_fns(specs, MESH)
+
+
 def test_what_is_no_sharding_is_refused():
     with pytest.raises(sx.LayoutError, match=r"a: is str 'dp', not a sharding"):
         sx.put({"a": np.ones(2)}, {"a": "dp"})

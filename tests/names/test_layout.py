@@ -138,7 +138,7 @@ def test_every_misfit_is_listed_with_path_rule_and_remedy():
     text = str(error.value)
     assert "3 leaves do not fit the mesh dp=2,fsdp=4,tp=4" in text
     assert "a: dim 0: 6 does not divide by 'tp' (4) [shape (6, 8), spec P('tp', 'dp'), rule 0 'a'" in text
-    assert "b: dim 1: 'tp' already shards dim 0" in text and "c: dim 1: the spec has 2 entries for 1 dims" in text
+    assert "b: dim 1: 'tp' already shards dim 0" in text and "c: dim 1: the spec has 2 entries for 1 dim" in text
 
 
 def test_a_typo_in_an_axis_is_an_error_with_a_close_match():
@@ -168,6 +168,27 @@ def test_every_unmatched_leaf_is_listed():
 def test_bad_input(call, kind, words):
     with pytest.raises(kind, match=words):
         call()
+
+
+def test_every_rule_whose_axes_mean_nothing_is_listed():
+    tree = {"a": struct(8), "b": struct(8, 8), "c": struct(8)}
+    with pytest.raises(sx.UnknownAxisError, match="the axes of 2 rules cannot be resolved") as error:
+        sx.layout(tree, [("a", ("embd",)), ("b", (sx.BATCH, None)), ("c", ("hed",))], MESH)
+    assert [offence.where for offence in error.value.offences] == ["rule 0 'a' → [embd]", "rule 2 'c' → [hed]"]
+    assert "did you mean '__EMBED__'" in str(error.value)
+    with pytest.raises(sx.SpecError, match=r"rule 0 'b' → \[EMBED, HEAD\]: '__EMBED__' \(dim 0\) and '__HEAD__'"):
+        sx.layout(tree, [("b", (sx.EMBED, sx.HEAD)), (".*", None)], MESH)
+
+
+def test_axes_that_resolve_nothing_are_refused():
+    for call in (
+        lambda axes: sx.layout({"a": struct(8)}, [("a", ("embed",))], MESH, axes=axes),
+        lambda axes: sx.lint({"a": struct(8)}, [("a", ("embed",))], MESH, axes=axes),
+        lambda axes: sx.constrain(jax.numpy.ones(8), ["embed"], mesh=MESH, axes=axes),
+    ):
+        for axes in ([("embed", "tp")], {"embed": "tp"}, sx.PartitionAxis):
+            with pytest.raises(sx.AxisTypeError, match="which resolves no axes\ngive a PartitionAxis, or LogicalRules"):
+                call(axes)
 
 
 def test_adapt_records_every_correction():
@@ -295,6 +316,8 @@ def test_a_tree_with_other_leaves_is_listed(tmp_path):
     made = sx.layout({"a": struct(8), "b": struct(8)}, [(".*", P())], MESH)
     with pytest.raises(sx.LayoutError) as error:
         made.like({"a": 0, "c": 0})
+    with pytest.raises(sx.LayoutError, match=r"different shapes\n  a: the layout was made for .* \[shape \(9, 9\)\]"):
+        made.like({"a": struct(9, 9), "b": 0})
     assert "c: is in the tree" in str(error.value) and "b: is in the layout" in str(error.value)
 
 

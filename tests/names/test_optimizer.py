@@ -90,6 +90,11 @@ def test_an_optimiser_without_state_has_an_empty_layout():
     assert found.bytes_per_device == 0 and "0 leaves" in str(found)
 
 
+def test_specs_are_no_layout():
+    with pytest.raises(sx.LayoutError, match="params_layout is dict, not a Layout"):
+        sx.optimizer_layout(optax.adam(0.1), {"w": P()})
+
+
 def test_slots_without_a_parameter_are_listed():
     state = {
         "mu": {"dec": {"kernel": jax.ShapeDtypeStruct((16, 8), "float32")}},

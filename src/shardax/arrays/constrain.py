@@ -16,14 +16,15 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
 
 from shardax._compat import auto_constraint, context_manager_mesh, current_trace, is_staged, trace_state_clean
-from shardax.errors import LayoutError, MeshError, NoMeshError, Offence, SpecError
-from shardax.names.axes import PartitionAxis
+from shardax.errors import LayoutError, MeshConflictError, MeshError, NoMeshError, Offence, SpecError
 from shardax.names.decision import Decision, is_noticed, place_outside, record, warn_outside
+from shardax.names.layout import Layout, ResolvesAxes, resolver
 from shardax.names.mesh import AnyMesh, MeshLike, as_mesh, current_mesh, describe_briefly, same_mesh
 from shardax.names.spec import (
     FREE,
     Fit,
     OnMisfit,
+    as_spec,
     axes_in,
     axes_of,
     check_misfit_policy,
@@ -33,8 +34,6 @@ from shardax.names.spec import (
     misfit_error,
 )
 from shardax.names.tokens import MODE_TRAIN
-
-_DEFAULT_AXES = PartitionAxis()
 
 
 def with_sharding_constraint(arr: Any, sharding: Any) -> Any:
@@ -57,10 +56,10 @@ def constrain(
     *,
     mesh: MeshLike | None = None,
     on_misfit: OnMisfit = "error",
-    axes: PartitionAxis | None = None,
+    axes: ResolvesAxes | None = None,
     mode: str = MODE_TRAIN,
 ) -> Any:
-    """Constrain an activation (array or tree) to a spec, a NamedSharding, or a list of semantic axes.
+    """Constrain an activation (array or tree) to a spec, a NamedSharding, a list of semantic axes, or a Layout.
 
     A misfit is an error unless `on_misfit` says "warn" or "adapt"; what an adapted dimension loses is left free.
 
@@ -69,7 +68,13 @@ def constrain(
     >>> constrain(jnp.ones((4, 8)), [sx.BATCH, sx.HEAD], mesh=mesh, on_misfit="adapt").sharding.spec
     P('fsdp', 'tp')
     """
+    if axes is not None and not hasattr(axes, "resolve_spec"):
+        resolver(axes, mode)  # says what would
     policy = _activations(on_misfit, axes, mode)
+    if isinstance(spec_or_axes, Layout):
+        spec_or_axes = spec_or_axes.like(x).shardings
+    elif isinstance(spec_or_axes, (list, tuple)) and not spec_or_axes and hasattr(x, "shape"):
+        spec_or_axes = PartitionSpec()  # the axes of a scalar
     return _constrain_tree(x, spec_or_axes, policy if mesh is None else policy.on(mesh))
 
 
@@ -92,7 +97,7 @@ def get_corrected_named_sharding(
             )
         warn_outside("no mesh is in force: the sharding is replicated on an empty mesh")
         return NamedSharding(Mesh(np.empty((), dtype=object), ()), PartitionSpec())
-    found = fit_cached(partition_spec, tuple(shape), mesh.shape_tuple, 4, True)
+    found = fit_cached(as_spec(partition_spec), tuple(shape), mesh.shape_tuple, 4, True)
     if found.corrections:
         record(_decision(found, shape, np.float32))
     return NamedSharding(mesh, found.spec)
@@ -120,10 +125,9 @@ _STORED = _Policy("adapt", stored=True, without_mesh="warn")
 
 
 @lru_cache(maxsize=256)
-def _activations(on_misfit: OnMisfit, axes: PartitionAxis | None, mode: str) -> _Policy:
+def _activations(on_misfit: OnMisfit, axes: ResolvesAxes | None, mode: str) -> _Policy:
     check_misfit_policy(on_misfit)
-    resolve = partial((axes or _DEFAULT_AXES).resolve_spec, mode=mode)
-    return _Policy(on_misfit, stored=False, without_mesh="error", resolve=resolve)
+    return _Policy(on_misfit, stored=False, without_mesh="error", resolve=resolver(axes, mode))
 
 
 def _constrain_tree(tree: Any, sharding: Any, policy: _Policy) -> Any:
@@ -335,6 +339,13 @@ def _plan_of(
     """The plan for the mesh in force now; None where there is none."""
     if isinstance(target, NamedSharding):
         spec, memory_kind, mesh = target.spec, target.memory_kind, current_mesh(target.mesh)
+        if given is not None and not same_mesh(given, target.mesh):
+            meshes = (("the mesh argument", given), ("the sharding", target.mesh))
+            raise MeshConflictError(
+                "two meshes are given and they disagree",
+                [Offence(place, describe_briefly(one)) for place, one in meshes],
+                "give the spec of the sharding, or no mesh",
+            )
     else:
         spec, memory_kind, mesh = target, None, current_mesh(given)
     if mesh is None or not mesh.axis_names:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shardax.arrays.constrain import constrain
 from shardax.arrays.host import is_key, to_host
-from shardax.arrays.targets import check_values, mesh_of_devices, read_target
+from shardax.arrays.targets import bind, check_values, mesh_of_devices, read_target
 from shardax.errors import LayoutError, Offence
 from shardax.names.decision import warn_outside
 from shardax.names.layout import Layout
@@ -101,7 +101,7 @@ def make_shard_and_gather_fns(partition_specs: Any, mesh: MeshLike | None = None
     if any(isinstance(spec, PartitionSpec) for spec in specs):
         asked = None if mesh is None else as_mesh(mesh)
         bound = mesh_of_devices(required_mesh(asked, "make_shard_and_gather_fns"))
-    shardings = [NamedSharding(bound, s) if isinstance(s, PartitionSpec) and bound else s for s in specs]
+    shardings = bind(paths, specs, bound)
     shard_fns = [_shard_fn(path, sharding) for path, sharding in zip(paths, shardings, strict=True)]
     return rebuild(marked, shard_fns), rebuild(marked, [_gather_fn(path) for path in paths])
 

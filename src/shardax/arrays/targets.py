@@ -6,6 +6,7 @@ Everything that is wrong with any leaf is listed before the first byte moves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shardax.arrays.host import DELETED
-from shardax.errors import LayoutError, LeafError, Offence, PlacementError, plural
+from shardax.errors import LayoutError, LeafError, Offence, PlacementError, SpecError, plural
 from shardax.names.decision import itemsize_of
 from shardax.names.layout import Layout
 from shardax.names.mesh import AnyMesh, current_mesh, describe_briefly, required_mesh, same_mesh
@@ -177,8 +178,9 @@ def _of_tree(paths: list[str], leaves: list[Any], target: Any) -> list[Sharding]
         missing = [Offence(path, "has no sharding") for path, place in zip(paths, found, strict=True) if place is None]
         extra = [Offence(path, "is a sharding for no leaf") for path in targets if path not in used]
         raise LayoutError("the shardings are not those of the tree, nor a prefix of them", [*missing, *extra])
-    bound = {path: _with_devices(value) for path, value in targets.items()}
-    return _fitted(paths, leaves, [bound[place] for place in found if place is not None])
+    bound = bind(list(targets), list(targets.values()))
+    by_place = dict(zip(targets, bound, strict=True))
+    return _fitted(paths, leaves, [by_place[place] for place in found if place is not None])
 
 
 def _up(path: str) -> Iterator[str]:
@@ -189,9 +191,30 @@ def _up(path: str) -> Iterator[str]:
         yield path
 
 
-def _with_devices(target: Sharding | PartitionSpec) -> Sharding:
-    if isinstance(target, PartitionSpec):
-        return NamedSharding(mesh_of_devices(required_mesh(None, f"the spec {target}")), target)
+def bind(paths: Sequence[str], targets: Sequence[Any], mesh: Mesh | None = None) -> list[Any]:
+    """Specs and shardings with the devices of the mesh given, else in force; every axis that it lacks is listed."""
+    if any(isinstance(target, PartitionSpec) for target in targets):
+        needed = next(target for target in targets if isinstance(target, PartitionSpec))
+        mesh = mesh or mesh_of_devices(required_mesh(None, f"the spec {needed}"))
+        check_axes_of_specs(paths, targets, mesh)
+    return [_with_devices(target, mesh) for target in targets]
+
+
+def check_axes_of_specs(paths: Sequence[str], targets: Sequence[Any], mesh: AnyMesh) -> None:
+    """Every axis of every spec is there, and used once."""
+    offences = [
+        replace(offence, shape=None)
+        for path, target in zip(paths, targets, strict=True)
+        if isinstance(target, PartitionSpec)
+        for offence in fit_cached(target, (0,) * len(target), mesh.shape_tuple, 1, True).offences(path or "(root)")
+    ]  # 0 divides by everything
+    if offences:
+        raise SpecError(f"the specs do not belong on the mesh {describe_briefly(mesh)}", offences)
+
+
+def _with_devices(target: Any, mesh: Mesh | None) -> Any:
+    if isinstance(target, PartitionSpec) and mesh is not None:
+        return NamedSharding(mesh, target)
     if isinstance(target, NamedSharding) and isinstance(target.mesh, AbstractMesh):
         return NamedSharding(mesh_of_devices(target.mesh), target.spec, memory_kind=target.memory_kind)
     return target

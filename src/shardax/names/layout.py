@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,18 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardax.errors import LayoutError, LeafError, Offence, RuleError, did_you_mean, plural
+from shardax.errors import (
+    AxisTypeError,
+    LayoutError,
+    LeafError,
+    Offence,
+    RuleError,
+    ShardaxError,
+    SpecError,
+    UnknownAxisError,
+    did_you_mean,
+    plural,
+)
 from shardax.names.analysis import LayoutAnalysis, analyse
 from shardax.names.axes import PartitionAxis
 from shardax.names.decision import Decision, dtype_of, itemsize_of, record
@@ -194,7 +205,7 @@ class Layout:
 
     def like(self, tree: Any) -> Layout:
         """This layout with the structure of a tree that has exactly its leaves."""
-        paths, _ = flatten(tree)
+        paths, leaves = flatten(tree)
         if sorted(paths) != sorted(self.by_path):
             missing = [Offence(path, "is in the tree, not in the layout") for path in paths if path not in self.by_path]
             extra = [
@@ -202,6 +213,13 @@ class Layout:
             ]
             raise LayoutError("the layout and the tree have different leaves", [*missing, *extra])
         decisions = self.by_path
+        shapes = [(decisions[path], getattr(leaf, "shape", None)) for path, leaf in zip(paths, leaves, strict=True)]
+        if other := [
+            Offence(decision.path, f"the layout was made for {list(decision.shape)}", shape=tuple(shape))
+            for decision, shape in shapes
+            if shape is not None and tuple(shape) != decision.shape
+        ]:
+            raise LayoutError("the layout and the tree have leaves of different shapes", other)
         return Layout(self.mesh, tuple(decisions[path] for path in paths), self.rules, _skeleton(tree, len(paths)))
 
     def save(self, path: str | Path) -> None:
@@ -260,7 +278,7 @@ def layout(
     target_mesh = required_mesh(mesh, "layout")
     parsed = Rules.of(rules)
     arrays = read_arrays(tree)
-    asked = _ask(arrays, parsed, _resolver(axes, mode), min_size)
+    asked = _ask(arrays, parsed, resolver(axes, mode), min_size)
     return Layout(target_mesh, _decide(asked, target_mesh, on_misfit), parsed, _skeleton(tree, len(arrays)))
 
 
@@ -299,9 +317,21 @@ def _short(leaf: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "…"
 
 
-def _resolver(axes: ResolvesAxes | None, mode: str) -> Callable[[Any], PartitionSpec]:
+def resolver(axes: ResolvesAxes | None, mode: str) -> Callable[[Any], PartitionSpec]:
+    """From the target of a rule to its spec, in one mode."""
     chosen = axes if axes is not None else PartitionAxis()
-    return lambda target: chosen.resolve_spec(target, mode)
+    if isinstance(chosen, type) or not hasattr(chosen, "resolve_spec"):
+        raise AxisTypeError(
+            f"axes= is {type(chosen).__name__} {_short(chosen)}, which resolves no axes",
+            remedy="give a PartitionAxis, or LogicalRules.of([…])",
+        )
+
+    def resolve(target: Any) -> PartitionSpec:
+        if target is None or isinstance(target, PartitionSpec):
+            return as_spec(target)
+        return chosen.resolve_spec(target, mode)
+
+    return resolve
 
 
 def _ask(
@@ -312,6 +342,7 @@ def _ask(
     asked: list[_Asked] = []
     unmatched: list[Offence] = []
     resolved: dict[int, tuple[PartitionSpec, str]] = {}
+    unknown: dict[int, ShardaxError] = {}
     for (path, shape, dtype), match in zip(arrays, rules.match_all([path for path, _, _ in arrays]), strict=True):
         if shape == ():
             asked.append((path, shape, dtype, replicated, "scalar: nothing to shard"))
@@ -321,9 +352,13 @@ def _ask(
             unmatched.append(Offence(path, "no rule matches", shape=shape))
         else:
             if match.index not in resolved:
-                spec = match.target if isinstance(match.target, PartitionSpec) else _resolve(match.target, resolve)
-                resolved[match.index] = (spec, str(match))
+                try:
+                    resolved[match.index] = (resolve(match.target), str(match))
+                except (SpecError, UnknownAxisError) as error:
+                    resolved[match.index], unknown[match.index] = (replicated, str(match)), error
             asked.append((path, shape, dtype, *resolved[match.index]))
+    if unknown:
+        raise _unresolved({resolved[index][1]: error for index, error in sorted(unknown.items())})
     if unmatched:
         count = plural(len(unmatched), "leaf", "leaves")
         raise RuleError(
@@ -334,8 +369,16 @@ def _ask(
     return asked
 
 
-def _resolve(target: Any, resolve: Callable[[Any], PartitionSpec]) -> PartitionSpec:
-    return as_spec(None) if target is None else resolve(target)
+def _unresolved(errors: Mapping[str, ShardaxError]) -> ShardaxError:
+    """One error for all rules whose axes mean nothing, or cannot lie on one array together."""
+    offences = [
+        Offence(rule, f"{problem.where}: {problem.problem}".removeprefix(": "), remedy=problem.remedy)
+        for rule, error in errors.items()
+        for problem in error.offences or (Offence("", error.headline),)
+    ]
+    kind = UnknownAxisError if all(isinstance(error, UnknownAxisError) for error in errors.values()) else SpecError
+    remedies = dict.fromkeys(error.remedy for error in errors.values() if error.remedy)
+    return kind(f"the axes of {plural(len(errors), 'rule')} cannot be resolved", offences, "; ".join(remedies))
 
 
 def _decide(asked: Iterable[_Asked], mesh: AnyMesh, on_misfit: OnMisfit) -> tuple[Decision, ...]:

@@ -38,6 +38,10 @@ def optimizer_layout(tx_or_abstract_state: Any, params_layout: Layout, extra_axi
     0/mu/w P('dp', 'tp') | as parameter 'w', and 'dp' on dim 0
     0/nu/w P('dp', 'tp') | as parameter 'w', and 'dp' on dim 0
     """
+    if not isinstance(params_layout, Layout):
+        raise LayoutError(
+            f"params_layout is {type(params_layout).__name__}, not a Layout", remedy="sx.layout(params, rules, mesh)"
+        )
     sizes = params_layout.mesh_spec.shape
     if extra_axis is not None and extra_axis not in sizes:
         close = did_you_mean(extra_axis, sizes)
