@@ -191,6 +191,14 @@ def test_axes_that_resolve_nothing_are_refused():
                 call(axes)
 
 
+def test_a_size_that_does_not_divide_may_be_adapted_and_a_typo_may_not():
+    with pytest.raises(sx.SpecError, match='\non_misfit="adapt" keeps what divides, and records what is lost$'):
+        sx.layout({"a": struct(7)}, [("a", P("tp"))], MESH)
+    with pytest.raises(sx.SpecError) as error:
+        sx.layout({"a": struct(7), "b": struct(8)}, [("a", P("tp")), ("b", P("tpp"))], MESH)
+    assert "adapt" not in str(error.value)
+
+
 def test_adapt_records_every_correction():
     tree = {"a": struct(6, 8)}
     with sx.corrections() as log:

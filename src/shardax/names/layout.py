@@ -381,6 +381,12 @@ def _unresolved(errors: Mapping[str, ShardaxError]) -> ShardaxError:
     return kind(f"the axes of {plural(len(errors), 'rule')} cannot be resolved", offences, "; ".join(remedies))
 
 
+def _or_adapt(corrected: Iterable[Decision]) -> str:
+    """The way out for sizes that do not divide; a slip of the pen is no reason to adapt."""
+    only_sizes = all(c.reason == "indivisible" for decision in corrected for c in decision.fit.corrections)
+    return 'on_misfit="adapt" keeps what divides, and records what is lost' if only_sizes else ""
+
+
 def _decide(asked: Iterable[_Asked], mesh: AnyMesh, on_misfit: OnMisfit) -> tuple[Decision, ...]:
     shape_of_mesh = mesh.shape_tuple
     sizes: dict[str, int] = {}
@@ -395,7 +401,9 @@ def _decide(asked: Iterable[_Asked], mesh: AnyMesh, on_misfit: OnMisfit) -> tupl
     if corrected and on_misfit == "error":
         count = plural(len(corrected), "leaf does", "leaves do")
         raise misfit_error(
-            f"{count} not fit the mesh {MeshSpec.of(mesh)}", ((d.fit, d.path, d.rule) for d in corrected)
+            f"{count} not fit the mesh {MeshSpec.of(mesh)}",
+            ((d.fit, d.path, d.rule) for d in corrected),
+            _or_adapt(corrected),
         )
     record(*corrected, warn=on_misfit == "warn")
     return tuple(decisions)

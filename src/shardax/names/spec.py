@@ -198,13 +198,13 @@ def check_misfit_policy(on_misfit: str) -> None:
         raise SpecError(f"on_misfit={on_misfit!r} is unknown{did_you_mean(on_misfit, ('error', 'warn', 'adapt'))}")
 
 
-def misfit_error(headline: str, fits: Iterable[tuple[Fit, str, str | None]]) -> ShardaxError:
+def misfit_error(headline: str, fits: Iterable[tuple[Fit, str, str | None]], remedy: str = "") -> ShardaxError:
     """One error for all fits (each with its path and rule); a KeyError too when only names are unknown."""
     listed = list(fits)
     offences = [offence for found, where, rule in listed for offence in found.offences(where, rule)]
     reasons = {correction.reason for found, _, _ in listed for correction in found.corrections}
     kind = UnknownAxisError if reasons == {"unknown-axis"} else SpecError
-    return kind(headline, offences)
+    return kind(headline, offences, remedy)
 
 
 @lru_cache(maxsize=65536)
