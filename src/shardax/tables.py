@@ -84,8 +84,8 @@ def show_bytes(count: float) -> str:
     ('0 B', '1.5 KiB', '16 GiB', '-2 KiB')
     """
     size = float(abs(count))
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size < 1024 or unit == "PiB":
             break
         size /= 1024
     sign = "-" if count < 0 else ""

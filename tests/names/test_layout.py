@@ -1,5 +1,6 @@
 """Layouts: one decision per leaf, explained; the same in every process; saved, compared, and strict about bad input."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -303,6 +304,26 @@ def test_save_load_diff_and_hash(tmp_path):
     diff = made.diff(other)
     assert [row[0] for row in diff.rows] == ["embed", "new"] and "+256 B per device" in str(diff)
     assert made.hash != other.hash
+
+
+def test_leaves_of_one_path_are_told_apart_by_their_order():
+    tree = {"a": {"b": struct(8)}, "a/b": struct(4)}
+    made = sx.layout(tree, [(".*", P("dp"))], MESH)
+    assert sx.Layout.from_json(made.to_json(), tree).specs == made.specs
+    with pytest.raises(sx.LayoutError, match="in another order\n  a/b: is the path of 2 leaves"):
+        sx.layout({**tree, "c": struct(8)}, [(".*", P("dp"))], MESH).like({"c": struct(8), **tree})
+
+
+def test_meshes_that_differ_in_their_axis_types_are_told_apart():
+    auto, explicit = (
+        sx.layout({"a": struct(8)}, [("a", P("dp"))], sx.MeshSpec("dp=2", None, kind)) for kind in ("auto", "explicit")
+    )
+    assert str(auto.diff(explicit)) == "mesh dp=2 (Auto) → dp=2 (Explicit)" and auto.hash != explicit.hash
+
+
+def test_a_dataclass_that_is_no_node_says_how_to_become_one():
+    with pytest.raises(sx.LeafError, match="would work: jax.tree_util.register_dataclass"):
+        sx.layout({"a": dataclasses.make_dataclass("Plain", ["w"])(struct(8))}, [("a", P("dp"))], MESH)
 
 
 def test_corrections_survive_a_file(tmp_path):

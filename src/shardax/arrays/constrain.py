@@ -17,8 +17,9 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from shardax._compat import auto_constraint, context_manager_mesh, current_trace, is_staged, trace_state_clean
 from shardax.errors import LayoutError, MeshConflictError, MeshError, NoMeshError, Offence, SpecError
+from shardax.names.asking import ResolvesAxes, resolver
 from shardax.names.decision import Decision, is_noticed, place_outside, record, warn_outside
-from shardax.names.layout import Layout, ResolvesAxes, resolver
+from shardax.names.layout import Layout
 from shardax.names.mesh import AnyMesh, MeshLike, as_mesh, current_mesh, describe_briefly, same_mesh
 from shardax.names.spec import (
     FREE,

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from jax.sharding import PartitionSpec
 
 from shardax.errors import Offence, RuleError, ShardaxError, UnknownAxisError, did_you_mean, plural
+from shardax.names.asking import ResolvesAxes, resolver
 from shardax.names.decision import itemsize_of
-from shardax.names.layout import ResolvesAxes, resolver
 from shardax.names.mesh import MeshLike, MeshSpec, current_mesh
 from shardax.names.paths import flatten
 from shardax.names.rules import Rules

@@ -16,8 +16,9 @@ import jax
 from jax.sharding import PartitionSpec
 
 from shardax.errors import LayoutError, did_you_mean
+from shardax.names.asking import read_arrays
 from shardax.names.decision import Decision, itemsize_of
-from shardax.names.layout import Layout, read_arrays
+from shardax.names.layout import Layout
 from shardax.names.paths import flatten, rebuild
 from shardax.names.spec import axes_in, axes_of, entries_of, entry_of, fit_cached
 
