@@ -162,6 +162,22 @@ def test_a_traced_constraint_is_the_one_that_jax_makes(where, spec):  # we make 
         assert one.mesh.abstract_mesh.shape_tuple == two.mesh.abstract_mesh.shape_tuple
 
 
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("context", ["argument", "set_mesh"])
+def test_a_constraint_moves_to_the_memory_it_names_and_back(context, kind):
+    mesh = mesh_of(kind)
+    host, device = (NamedSharding(mesh, P("dp"), memory_kind=memory) for memory in ("pinned_host", "device"))
+    with context_of(context, mesh):
+        away = jax.jit(lambda x: sx.constrain(x, host))(numbers())
+        back = jax.jit(lambda x: sx.constrain(x, device))(away)
+        batched = jax.jit(jax.vmap(lambda x: sx.constrain(x, host)))(jnp.stack([numbers()] * 4))
+        put = jax.jit(lambda x: sx.put({"x": x}, host))(numbers())["x"]
+    kinds = [x.sharding.memory_kind for x in (away, back, batched, put)]
+    assert kinds == ["pinned_host", "device", "pinned_host", "pinned_host"]
+    assert batched.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "dp"), memory_kind="pinned_host"), 3)
+    np.testing.assert_array_equal(np.asarray(back), numbers())
+
+
 def test_a_memory_kind_is_kept():
     mesh = mesh_of()
     pinned = NamedSharding(mesh, P("dp"), memory_kind="unpinned_host")

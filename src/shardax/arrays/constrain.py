@@ -122,6 +122,9 @@ class _Policy:
         return replace(self, mesh=as_mesh(mesh))
 
 
+_SPACES = {"device": jax.memory.Space.Device, "pinned_host": jax.memory.Space.Host}
+"""What a program calls the kinds of memory."""
+
 _STORED = _Policy("adapt", stored=True, without_mesh="warn")
 
 
@@ -238,6 +241,7 @@ class _Plan:
             _check_order(found, kinds)
             # In an eager jax.checkpoint a constraint on Auto axes is a transfer, which would drop the Explicit ones.
             self.trace = jax.jit(self._trace)
+        self.trace = self._in_memory(self.trace)
         # Under an eager grad or vmap a constraint is run at once, alone, and wants its array on the mesh already.
         self.in_transform: Callable[[Any], Any] = jax.jit(self.trace)
 
@@ -253,18 +257,26 @@ class _Plan:
 
     def _constraint(self, spec: PartitionSpec, context: AnyMesh | None) -> Callable[[Any], Any]:
         free = frozenset(dim for dim, entry in enumerate(spec) if entry is FREE)
-        return auto_constraint(self._named(self.on_mesh, spec), context, free)
+        kind = None if self.memory_kind in _SPACES else self.memory_kind  # the others are moved to, below
+        return auto_constraint(_named(self.on_mesh, spec, kind), context, free)
 
-    def _named(self, mesh: AnyMesh, spec: PartitionSpec) -> NamedSharding:
-        return _named(mesh, spec, self.memory_kind)
+    def _in_memory(self, constrained: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The constraint, and a move where the array is in another memory: a constraint alone would not say so."""
+        space = _SPACES.get(self.memory_kind or "")
+        if space is None:
+            return constrained
+
+        def trace(x: Any) -> Any:
+            x = constrained(x)
+            return x if jax.typeof(x).memory_space == space else jax.device_put(x, space)
+
+        return trace
 
     def _trace(self, x: Any) -> Any:
         """Apply inside a trace: reshard over Explicit axes, then constrain over Auto ones; Manual axes are dropped."""
         if self.explicit is not None:
             spec = _without_free(self.explicit, self.on_mesh, x)
-            # A NamedSharding on devices always says its memory; a reshard refuses to hear of the usual one.
-            memory_kind = None if self.memory_kind == "device" else self.memory_kind
-            x = _resharder(self.on_mesh, spec, memory_kind, self.auto is None)(x)
+            x = _resharder(self.on_mesh, spec, self.auto is None)(x)
         return x if self.auto is None else self.auto(x)
 
     def put(self, x: Any) -> Any:
@@ -274,22 +286,18 @@ class _Plan:
                 f"the mesh in force is abstract ({describe_briefly(self.mesh)}): it has no devices to put an array on",
                 remedy="enter a mesh of devices, or call this inside jit or jax.eval_shape",
             )
-        return jax.device_put(x, self._named(self.mesh, _without_free(self.spec, self.mesh, x)))
+        return jax.device_put(x, _named(self.mesh, _without_free(self.spec, self.mesh, x), self.memory_kind))
 
 
 @lru_cache(maxsize=16384)
-def _resharder(mesh: AnyMesh, spec: PartitionSpec, memory_kind: str | None, alone: bool) -> Callable[[Any], Any]:
+def _resharder(mesh: AnyMesh, spec: PartitionSpec, alone: bool) -> Callable[[Any], Any]:
     """`jax.reshard`; with the devices of the mesh where nothing else in the program may name them.
 
     Without `jax.set_mesh` only a transfer or a jit with shardings carries devices into a program, and `jax.vmap` of a
     transfer shards the wrong dimension.
     """
-    sharding = _named(mesh, spec, memory_kind)
-    if not alone or not isinstance(mesh, Mesh):
-        return partial(jax.reshard, out_shardings=sharding)
-    if memory_kind is not None:
-        return partial(jax.device_put, device=sharding)
-    return jax.jit(partial(jax.reshard, out_shardings=sharding), out_shardings=sharding)
+    reshard = partial(jax.reshard, out_shardings=_named(mesh, spec, None))
+    return jax.jit(reshard, out_shardings=_named(mesh, spec, None)) if alone and isinstance(mesh, Mesh) else reshard
 
 
 @lru_cache(maxsize=16384)

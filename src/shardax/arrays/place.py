@@ -209,11 +209,7 @@ def _program(aval: Any, one: Sharding, other: Sharding) -> Callable[[Any], Any] 
 
 def _constrain(x: Any, sharding: Sharding) -> Any:
     """A value of a program under its sharding: XLA takes a `device_put` on Auto axes for no more than a hint."""
-    if isinstance(sharding, NamedSharding):
-        x = constrain(x, NamedSharding(sharding.mesh, sharding.spec))
-        if sharding.memory_kind in (None, "device"):
-            return x
-    return jax.device_put(x, sharding)
+    return constrain(x, sharding) if isinstance(sharding, NamedSharding) else jax.device_put(x, sharding)
 
 
 def _identity(x: Any) -> Any:
