@@ -17,6 +17,7 @@ import jax.experimental.layout
 from jax._src import core as _core
 from jax._src import mesh as _mesh
 from jax._src import named_sharding as _named_sharding
+from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _StagedTrace
 
 JAX_VERSION: tuple[int, ...] = jax.__version_info__
 
@@ -79,10 +80,8 @@ def is_live(tracer: Any) -> bool:
 
 def is_staged(trace: Any, outer: Any = None) -> bool:
     """Does a trace, or one it stands on down to `outer`, only record (jit, scan, cond), so that Python runs once?"""
-    from jax._src.interpreters.partial_eval import DynamicJaxprTrace
-
     while trace is not None and trace is not outer:
-        if isinstance(trace, DynamicJaxprTrace):
+        if isinstance(trace, _StagedTrace):
             return True
         trace = getattr(trace, "parent_trace", None)
     return False
@@ -305,7 +304,6 @@ def forgiving_trace(repair: Callable[[Exception, Any, Sequence[Any], Mapping[str
     parameters, the operands are gathered and the results resharded. Nothing public lets a trace go on after an error.
     """
     from jax._src import source_info_util
-    from jax._src.interpreters.partial_eval import DynamicJaxprTrace
 
     if source_info_util.is_user_filename(__file__):  # the lines that are reported are the user's
         source_info_util.register_exclusion(__file__)
@@ -327,12 +325,12 @@ def forgiving_trace(repair: Callable[[Exception, Any, Sequence[Any], Mapping[str
                 return placed if primitive.multiple_results else placed[0]
 
     with _one_forgiving_thread:
-        original = DynamicJaxprTrace.process_primitive
-        DynamicJaxprTrace.process_primitive = process
+        original = _StagedTrace.process_primitive
+        _StagedTrace.process_primitive = process
         try:
             yield
         finally:
-            DynamicJaxprTrace.process_primitive = original
+            _StagedTrace.process_primitive = original
 
 
 def _gathered(operand: Any) -> Any:

@@ -48,6 +48,8 @@ class Table:
                 )
 
     def __str__(self) -> str:
+        if not self.columns:
+            return "\n".join((self.title, *self.notes))
         widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
         rule = tuple("-" * width for width in widths)
         lines = [self._line(row, widths) for row in (self.columns, rule, *self.rows)]
@@ -82,8 +84,8 @@ def show_bytes(count: float) -> str:
     ('0 B', '1.5 KiB', '16 GiB', '-2 KiB')
     """
     size = float(abs(count))
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size < 1024 or unit == "PiB":
             break
         size /= 1024
     sign = "-" if count < 0 else ""

@@ -25,6 +25,7 @@ TREE = {
     "count": np.int32(7),
     "mask": np.array([True, False] * 4),
     "int4": np.arange(8).astype(ml_dtypes.int4),
+    "uint4": np.arange(8).astype(ml_dtypes.uint4),  # tensorstore has no such dtype
     "empty": np.ones((0, 4), np.float32),
     "none": None,
 }
@@ -96,6 +97,18 @@ def test_leaves_that_are_not_those_of_the_checkpoint_are_all_listed(tmp_path):
     assert "c: is in the checkpoint, and not wanted" in text and "d: is not in the checkpoint" in text
     with pytest.raises(sx.CheckpointError, match=r"a: is ShapeDtypeStruct, without a sharding"):
         sx.restore_checkpoint(tmp_path / "c", {"a": jax.ShapeDtypeStruct((4, 2), "float32")})
+
+
+def test_a_tree_of_empty_arrays_comes_back_and_an_empty_tree_is_refused(tmp_path):
+    tree = {"none": np.ones((0, 3), np.float32)}
+    sx.save_checkpoint(tmp_path, tree, step=0)
+    assert same(sx.restore_checkpoint(tmp_path, sx.layout(tree, {".*": None}, MESH)), tree)
+    with pytest.raises(sx.LeafError, match="the tree has no leaves to save"):
+        sx.save_checkpoint(tmp_path, {"a": []}, step=1)
+    with pytest.raises(sx.LeafError, match="w: is abstract"):
+        sx.save_checkpoint(tmp_path, {"w": jax.ShapeDtypeStruct((3,), "float32")}, step=1)
+    with pytest.raises(sx.CheckpointError, match="step -1 is negative"):
+        sx.save_checkpoint(tmp_path, tree, step=-1)
 
 
 def test_two_leaves_of_one_path_are_refused(tmp_path):
@@ -208,7 +221,7 @@ def restore(folder, shape):
 
 def test_saved_by_four_processes_and_restored_by_two_and_by_one(process_pool, tmp_path):
     process_pool.run(save, tmp_path, (2, 4), processes=4, devices=2, timeout=240)
-    assert process_pool.run(restore, tmp_path, (1, 4), processes=2, devices=2, timeout=240) == [True, True]
+    assert process_pool.run(restore, tmp_path, (1, 8), processes=2, devices=4, timeout=240) == [True, True]
     assert restore(tmp_path, (4, 2))
 
 
@@ -225,5 +238,5 @@ def save_apart(folder):
 
 
 def test_directories_that_are_not_shared_are_an_error_not_a_hang(process_pool, tmp_path):
-    said = process_pool.run(save_apart, tmp_path, processes=2, devices=2, timeout=240)
+    said = process_pool.run(save_apart, tmp_path, processes=2, devices=4, timeout=240)
     assert all("processes [1] do not see the directory that process 0 sees" in text for text in said)

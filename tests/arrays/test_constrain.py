@@ -162,6 +162,22 @@ def test_a_traced_constraint_is_the_one_that_jax_makes(where, spec):  # we make 
         assert one.mesh.abstract_mesh.shape_tuple == two.mesh.abstract_mesh.shape_tuple
 
 
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("context", ["argument", "set_mesh"])
+def test_a_constraint_moves_to_the_memory_it_names_and_back(context, kind):
+    mesh = mesh_of(kind)
+    host, device = (NamedSharding(mesh, P("dp"), memory_kind=memory) for memory in ("pinned_host", "device"))
+    with context_of(context, mesh):
+        away = jax.jit(lambda x: sx.constrain(x, host))(numbers())
+        back = jax.jit(lambda x: sx.constrain(x, device))(away)
+        batched = jax.jit(jax.vmap(lambda x: sx.constrain(x, host)))(jnp.stack([numbers()] * 4))
+        put = jax.jit(lambda x: sx.put({"x": x}, host))(numbers())["x"]
+    kinds = [x.sharding.memory_kind for x in (away, back, batched, put)]
+    assert kinds == ["pinned_host", "device", "pinned_host", "pinned_host"]
+    assert batched.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "dp"), memory_kind="pinned_host"), 3)
+    np.testing.assert_array_equal(np.asarray(back), numbers())
+
+
 def test_a_memory_kind_is_kept():
     mesh = mesh_of()
     pinned = NamedSharding(mesh, P("dp"), memory_kind="unpinned_host")
@@ -294,6 +310,29 @@ def test_two_meshes_that_disagree_are_an_error():
         sx.with_sharding_constraint(jnp.ones(8), NamedSharding(other, P("zz")))
 
 
+def test_a_sharding_and_another_mesh_are_an_error():
+    with pytest.raises(sx.MeshConflictError, match="(?s)two meshes are given.*argument: dp=8.*sharding: dp=2,tp=4"):
+        sx.constrain(jnp.ones(8), NamedSharding(mesh_of(), P("dp")), mesh=sx.make_mesh("dp=8"))
+    assert sx.constrain(jnp.ones(8), NamedSharding(mesh_of(), P("dp")), mesh="dp=2,tp=4").sharding.spec == P("dp")
+
+
+def test_a_tree_is_constrained_by_its_layout_and_a_scalar_by_no_axes():
+    tree = {"a": jnp.ones((8, 4)), "b": [jnp.ones(8)]}
+    layout = sx.layout(tree, {"a": P("dp", "tp"), "b": P("tp")}, mesh_of())
+    for out in (sx.constrain(tree, layout), jax.jit(lambda t: sx.constrain(t, layout))(tree)):
+        assert (out["a"].sharding.spec, out["b"][0].sharding.spec) == (P("dp", "tp"), P("tp"))
+    with pytest.raises(sx.LayoutError, match="a: is in the layout, not in the tree"):
+        sx.constrain({"b": [jnp.ones(8)]}, layout)
+    assert sx.constrain(jnp.ones(()), [], mesh=mesh_of()).sharding.is_fully_replicated
+    rules = sx.LogicalRules.of({"batch": "dp", "mlp": "tp"})
+    assert sx.constrain(jnp.ones((8, 8)), ["batch", "mlp"], mesh=mesh_of(), axes=rules).sharding.spec == P("dp", "tp")
+
+
+def test_a_text_is_no_spec():
+    with jax.set_mesh(mesh_of()), pytest.raises(sx.SpecError, match="not a partition spec: 'dp'"):
+        sx.get_corrected_named_sharding((8,), "dp")
+
+
 def squares(x):
     return (sx.with_sharding_constraint(x, P("dp", "tp")) ** 2).sum()
 
@@ -317,6 +356,40 @@ def test_a_transformation_that_runs_eagerly_means_what_it_means_under_jit(kind, 
     assert jax.typeof(eager) == jax.typeof(jitted)
     if kind != "auto" and transform != "grad":  # the compiler chooses where Auto axes are not constrained
         assert eager.sharding.is_equivalent_to(jitted.sharding, 2)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("context", ["argument", "with mesh", "set_mesh"])
+def test_arrays_that_are_on_no_mesh_yet_are_constrained_under_grad_vmap_and_checkpoint(context, kind, traced):
+    mesh = mesh_of(kind)
+    with context_of(context, mesh) as argument:
+        call = lambda x: constrain_with(x, P("dp", "tp"), argument)  # noqa: E731
+        transformed = {
+            "jvp": lambda x: jax.jvp(call, (x,), (x,))[1],
+            "vmap": lambda x: jax.vmap(call)(jnp.stack([x] * 8))[3],
+            "grad": jax.grad(lambda x: (call(x) ** 2).sum() / 2),
+            "checkpoint": jax.grad(lambda x: (jax.checkpoint(lambda y: call(y) ** 2)(x)).sum() / 2),
+        }
+        if not traced:
+            del transformed["checkpoint"]  # jax.lax.with_sharding_constraint cannot do it either
+            if kind != "auto" and context != "set_mesh":
+                del transformed["grad"]  # nor can JAX add up an array on Explicit axes without jax.set_mesh
+        for name, transform in transformed.items():
+            x = jnp.asarray(numbers())
+            out = (jax.jit(transform) if traced else transform)(x)
+            np.testing.assert_array_equal(np.asarray(out), numbers(), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("context", ["argument", "with mesh", "set_mesh"])
+def test_vmap_leaves_the_mapped_dimension_alone(context, kind):
+    mesh = mesh_of(kind)
+    batch = jnp.stack([jnp.asarray(numbers())] * 8)
+    with context_of(context, mesh) as argument:
+        mapped = jax.vmap(lambda x: constrain_with(x, P("dp", "tp"), argument))
+        for call in (mapped, jax.jit(mapped), jax.vmap(jax.jit(lambda x: constrain_with(x, P("dp", "tp"), argument)))):
+            assert call(batch).sharding.is_equivalent_to(NamedSharding(mesh, P(None, "dp", "tp")), 3)
 
 
 # ---- the log --------------------------------------------------------------------------------------------------------

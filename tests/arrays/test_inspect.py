@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,12 @@ def test_abstract_leaves_say_theirs():
     assert sx.extract_shardings(tree) == {"s": sharding, "t": None}
     one = jax.device_put(np.ones(3), SingleDeviceSharding(jax.devices()[0]))
     assert sx.extract_shardings(one) is None
+
+
+def test_a_spec_over_axes_that_are_not_there_is_an_error():
+    leaf = SimpleNamespace(sharding=P("zz"))
+    with pytest.raises(sx.SpecError, match="x: dim 0: 'zz' is not an axis of the mesh"):
+        sx.extract_shardings({"x": leaf}, MESH)
 
 
 def test_a_spec_is_bound_to_the_mesh_that_is_given_or_in_force():

@@ -216,10 +216,47 @@ def test_what_is_no_array_is_refused_by_path(leaf):
         sx.put({"a": [leaf], "b": np.ones(2)}, NamedSharding(MESH, P()))
 
 
+def test_leaves_without_values_are_listed():
+    gone = jnp.ones(4)
+    gone.delete()
+    tree = {"abstract": jax.ShapeDtypeStruct((4,), "float32"), "gone": gone, "large": 2**40, "fine": np.ones(2)}
+    for call in (sx.put, sx.reshard):
+        with pytest.raises(sx.LeafError, match="3 leaves have no values to move") as error:
+            call(tree, NamedSharding(MESH, P()))
+        assert [offence.where for offence in error.value.offences] == ["abstract", "gone", "large"]
+        assert "large: 1099511627776 does not fit int32; would work: jax_enable_x64" in str(error.value)
+    with pytest.raises(sx.LeafError, match="gone: was deleted: it has been donated"):
+        sx.gather({"gone": gone})
+    with pytest.raises(sx.LeafError, match=r"x: is traced: it has no value yet \[shape \(8,\)\]"):
+        jax.jit(lambda x: sx.gather({"x": x}))(jnp.ones(8))
+
+
+@pytest.mark.parametrize("mesh", ["2x4", "explicit"])
+@pytest.mark.parametrize("call", [sx.put, sx.reshard])
+def test_in_a_program_an_array_is_put_by_a_constraint(call, mesh):
+    target = NamedSharding(MESHES[mesh], P("dp", "tp"))
+    placed = jax.jit(lambda x: call({"x": x * 2}, target))(values((4, 8), np.float32))
+    assert placed["x"].sharding == target
+    layout = sx.layout({"x": np.ones((4, 8), np.float32)}, {"x": P("dp", "tp")}, MESHES[mesh])
+    assert jax.jit(lambda x: call({"x": x}, layout))(values((4, 8), np.float32))["x"].sharding == target
+
+
 def test_an_empty_tree_is_refused_by_put_and_gathered_as_it_is():
     with pytest.raises(sx.LeafError, match="the tree has no leaves"):
         sx.put({}, NamedSharding(MESH, P()))
     assert sx.gather({"a": []}) == {"a": []}
+
+
+def test_axes_that_the_mesh_lacks_are_listed():
+    specs = {"a": P("zz"), "b": P("dp", "dp"), "c": P("tp")}
+    tree = {name: np.ones((8, 8)) for name in specs}
+    wanted = (
+        "(?s)do not belong on the mesh dp=2,tp=4.*a: dim 0: 'zz' is not an axis.*b: dim 1: 'dp' already shards dim 0"
+    )
+    with jax.set_mesh(MESH), pytest.raises(sx.SpecError, match=wanted):
+        sx.put(tree, specs)
+    with pytest.raises(sx.SpecError, match=wanted):
+        sx.make_shard_and_gather_fns(specs, MESH)
 
 
 def test_what_is_no_sharding_is_refused():
@@ -326,8 +363,15 @@ def test_init_takes_a_layout_a_tree_of_specs_or_rules_in_a_mesh():
     made = sx.init(make, jax.random.key(1), 64, layout=sx.layout(abstract, RULES, MESH))
     with jax.set_mesh(MESH):
         also = sx.init(make, jax.random.key(1), 64, layout=sx.Rules.of(RULES))
+        listed = sx.init(make, jax.random.key(1), 64, layout=list(RULES.items()))
         third = sx.init(make, jax.random.key(1), 64, layout={"w": P("dp", "tp"), "b": P("tp"), "step": P()})
-    assert made["w"].sharding == also["w"].sharding == third["w"].sharding == NamedSharding(MESH, P("dp", "tp"))
+    assert (
+        listed["w"].sharding
+        == made["w"].sharding
+        == also["w"].sharding
+        == third["w"].sharding
+        == NamedSharding(MESH, P("dp", "tp"))
+    )
     with pytest.raises(sx.LayoutError, match=r"w: is float32\[32, 16\], the layout was made for float32\[64, 16\]"):
         sx.init(make, jax.random.key(1), 32, layout=sx.layout(abstract, RULES, MESH))
 

@@ -633,3 +633,9 @@ def test_law_a_spec_is_the_resolved_axes_or_an_error_that_names_the_repeated_mes
         with pytest.raises(sx.SpecError) as caught:
             paxis.resolve_spec(axes, mode)
         assert all(repr(name) in str(caught.value) for name in names if names.count(name) > 1)
+
+
+def test_one_mesh_axis_for_data_and_parameters_is_in_the_batch_once():
+    both = sx.PartitionAxis(data_parallel_axis="data", fully_sharded_data_parallel_axis="data")
+    assert both.resolve_spec([sx.BATCH, None], sx.MODE_TRAIN) == P("data", None)
+    assert sx.PartitionAxis(fully_sharded_data_parallel_axis=("fsdp", "dp")).batch_axis == ("fsdp", "dp")

@@ -1,5 +1,6 @@
 """Layouts: one decision per leaf, explained; the same in every process; saved, compared, and strict about bad input."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -138,7 +139,7 @@ def test_every_misfit_is_listed_with_path_rule_and_remedy():
     text = str(error.value)
     assert "3 leaves do not fit the mesh dp=2,fsdp=4,tp=4" in text
     assert "a: dim 0: 6 does not divide by 'tp' (4) [shape (6, 8), spec P('tp', 'dp'), rule 0 'a'" in text
-    assert "b: dim 1: 'tp' already shards dim 0" in text and "c: dim 1: the spec has 2 entries for 1 dims" in text
+    assert "b: dim 1: 'tp' already shards dim 0" in text and "c: dim 1: the spec has 2 entries for 1 dim" in text
 
 
 def test_a_typo_in_an_axis_is_an_error_with_a_close_match():
@@ -162,12 +163,41 @@ def test_every_unmatched_leaf_is_listed():
         (lambda: sx.layout(model(), RULES), sx.NoMeshError, "layout needs a mesh and none is in force"),
         (lambda: sx.layout(model(), RULES, "dp=-1"), sx.MeshError, "-1 is inferred by resolve"),
         (lambda: sx.layout(model(), RULES, MESH, on_misfit="ignore"), ValueError, "on_misfit='ignore' is unknown"),
-        (lambda: sx.layout(model(), [], MESH), sx.ShardaxError, ""),
+        (lambda: sx.layout(model(), [], MESH), sx.RuleError, "leaves of . matched by none of 0 rules"),
     ],
 )
 def test_bad_input(call, kind, words):
     with pytest.raises(kind, match=words):
         call()
+
+
+def test_every_rule_whose_axes_mean_nothing_is_listed():
+    tree = {"a": struct(8), "b": struct(8, 8), "c": struct(8)}
+    with pytest.raises(sx.UnknownAxisError, match="the axes of 2 rules cannot be resolved") as error:
+        sx.layout(tree, [("a", ("embd",)), ("b", (sx.BATCH, None)), ("c", ("hed",))], MESH)
+    assert [offence.where for offence in error.value.offences] == ["rule 0 'a' → [embd]", "rule 2 'c' → [hed]"]
+    assert "did you mean '__EMBED__'" in str(error.value)
+    with pytest.raises(sx.SpecError, match=r"rule 0 'b' → \[EMBED, HEAD\]: '__EMBED__' \(dim 0\) and '__HEAD__'"):
+        sx.layout(tree, [("b", (sx.EMBED, sx.HEAD)), (".*", None)], MESH)
+
+
+def test_axes_that_resolve_nothing_are_refused():
+    for call in (
+        lambda axes: sx.layout({"a": struct(8)}, [("a", ("embed",))], MESH, axes=axes),
+        lambda axes: sx.lint({"a": struct(8)}, [("a", ("embed",))], MESH, axes=axes),
+        lambda axes: sx.constrain(jax.numpy.ones(8), ["embed"], mesh=MESH, axes=axes),
+    ):
+        for axes in ([("embed", "tp")], {"embed": "tp"}, sx.PartitionAxis):
+            with pytest.raises(sx.AxisTypeError, match="which resolves no axes\ngive a PartitionAxis, or LogicalRules"):
+                call(axes)
+
+
+def test_a_size_that_does_not_divide_may_be_adapted_and_a_typo_may_not():
+    with pytest.raises(sx.SpecError, match='\non_misfit="adapt" keeps what divides, and records what is lost$'):
+        sx.layout({"a": struct(7)}, [("a", P("tp"))], MESH)
+    with pytest.raises(sx.SpecError) as error:
+        sx.layout({"a": struct(7), "b": struct(8)}, [("a", P("tp")), ("b", P("tpp"))], MESH)
+    assert "adapt" not in str(error.value)
 
 
 def test_adapt_records_every_correction():
@@ -178,6 +208,27 @@ def test_adapt_records_every_correction():
     assert log == list(made.decisions)
     with pytest.warns(UserWarning, match="a: .*dim 0 loses 'tp'"):
         sx.layout(tree, [("a", P("tp", "dp"))], MESH, on_misfit="warn")
+
+
+def test_corrections_of_layers_that_are_alike_are_warned_about_once():
+    tree = {"layers": [{"w": struct(1024, 1022)} for _ in range(12)], "e": struct(1023, 1024)}
+    rules = [("w", P(None, "tp")), ("e", P("tp"))]
+    with pytest.warns(UserWarning) as caught, sx.corrections() as log:
+        sx.layout(tree, rules, MESH, on_misfit="adapt")
+    assert len(caught) == 1 and len(log) == 13
+    text = str(caught[0].message)
+    assert text.startswith(
+        "13 leaves are corrected, 19.5 MiB more per device\n  layers/*/w (12 leaves): P(None, 'tp') on"
+    )
+    assert text.count("\n") == 2
+
+
+def test_a_layout_of_keys_lowers_and_counts_their_bytes():
+    for implementation, itemsize in (("threefry2x32", 8), ("rbg", 16), ("unsafe_rbg", 16)):
+        keys = jax.eval_shape(lambda impl=implementation: jax.random.split(jax.random.key(0, impl=impl), 8))
+        made = sx.layout({"keys": keys}, [("keys", P("dp"))], "dp=2")
+        assert made.nbytes == 8 * itemsize and made.abstract["keys"].dtype == keys.dtype
+        assert jax.eval_shape(lambda t: jax.random.normal(t["keys"][0]), made.abstract).shape == ()
 
 
 def test_min_size_replicates_small_leaves_and_says_so():
@@ -219,6 +270,16 @@ def test_analysis_counts_bytes_and_suggests():
     assert "could be sharded" in str(found)
 
 
+def test_the_analysis_says_layers_that_are_alike_once():
+    made = sx.layout({"h": [{"w": struct(4, 64)}] * 30, "e": struct(64, 64)}, [(".*", P())], "tp=4")
+    worst, other = made.analysis().offenders
+    assert (worst.path, worst.leaves, worst.bytes_per_device) == ("h/*/w", 30, 30 * made["h/0/w"].bytes_per_device)
+    assert worst.suggestion.startswith("on 'tp': dim 1 (64) divides")  # not over the smaller dimension
+    assert (other.path, other.leaves) == ("e", 1)
+    everywhere = sx.layout({"w": struct(64)}, [("w", P("tp"))], "tp=4").analysis()
+    assert str(everywhere).splitlines()[0] == "nothing is replicated on mesh tp=4" and "\n\n" not in str(everywhere)
+
+
 def test_the_table_is_what_a_person_reads():
     text = str(sx.layout(model(), RULES, MESH, axes=AXES))
     assert "layout on mesh dp=2,fsdp=4,tp=4" in text and "rule 2 'kernel' → [" in text and "on every device" in text
@@ -245,6 +306,26 @@ def test_save_load_diff_and_hash(tmp_path):
     assert made.hash != other.hash
 
 
+def test_leaves_of_one_path_are_told_apart_by_their_order():
+    tree = {"a": {"b": struct(8)}, "a/b": struct(4)}
+    made = sx.layout(tree, [(".*", P("dp"))], MESH)
+    assert sx.Layout.from_json(made.to_json(), tree).specs == made.specs
+    with pytest.raises(sx.LayoutError, match="in another order\n  a/b: is the path of 2 leaves"):
+        sx.layout({**tree, "c": struct(8)}, [(".*", P("dp"))], MESH).like({"c": struct(8), **tree})
+
+
+def test_meshes_that_differ_in_their_axis_types_are_told_apart():
+    auto, explicit = (
+        sx.layout({"a": struct(8)}, [("a", P("dp"))], sx.MeshSpec("dp=2", None, kind)) for kind in ("auto", "explicit")
+    )
+    assert str(auto.diff(explicit)) == "mesh dp=2 (Auto) → dp=2 (Explicit)" and auto.hash != explicit.hash
+
+
+def test_a_dataclass_that_is_no_node_says_how_to_become_one():
+    with pytest.raises(sx.LeafError, match="would work: jax.tree_util.register_dataclass"):
+        sx.layout({"a": dataclasses.make_dataclass("Plain", ["w"])(struct(8))}, [("a", P("dp"))], MESH)
+
+
 def test_corrections_survive_a_file(tmp_path):
     made = sx.layout({"a": struct(6, 8)}, [("a", P("tp", sx.FREE))], MESH, on_misfit="adapt")
     made.save(tmp_path / "x.json")
@@ -264,6 +345,8 @@ def test_a_tree_with_other_leaves_is_listed(tmp_path):
     made = sx.layout({"a": struct(8), "b": struct(8)}, [(".*", P())], MESH)
     with pytest.raises(sx.LayoutError) as error:
         made.like({"a": 0, "c": 0})
+    with pytest.raises(sx.LayoutError, match=r"different shapes\n  a: the layout was made for .* \[shape \(9, 9\)\]"):
+        made.like({"a": struct(9, 9), "b": 0})
     assert "c: is in the tree" in str(error.value) and "b: is in the layout" in str(error.value)
 
 

@@ -339,3 +339,10 @@ def test_sizes_and_indices_inside_shard_map():
 def test_describe_an_abstract_mesh(mesh):
     text = str(sx.describe(mesh))
     assert "unknown (abstract mesh)" in text and "4096 abstract devices" in text
+
+
+def test_a_device_twice_and_a_bare_dcn_are_errors():
+    with pytest.raises(sx.MeshError, match="1 device listed more than once"):
+        sx.make_mesh("dp=2", devices=[jax.devices()[0]] * 2)
+    with pytest.raises(sx.MeshError, match="dcn is 2"):
+        sx.make_mesh("dp=2,tp=4", dcn=2)

@@ -67,6 +67,34 @@ def test_factored_optimisers_keep_what_their_slots_keep():
     assert by_shape[(256,)] == P("dp") and by_shape[(512,)] == P("tp") and by_shape[(1,)] == P()
 
 
+def test_a_square_parameter_is_factored_as_far_as_its_ways_agree():
+    tree = {"w": jax.ShapeDtypeStruct((8, 256, 256), "float32")}
+    made = sx.layout(tree, [("w", P("tp", "dp"))], "dp=4,tp=2")
+    found = sx.optimizer_layout(optax.adafactor(1e-3), made)
+    assert found["0/v_row/w"].spec == P("tp", None) and not sx.unmatched_slots(found)
+    assert found["0/v_row/w"].rule == "as parameter 'w' [8, 256, 256] without some dims"
+
+
+def test_a_history_and_slots_below_a_parameter_follow_it():
+    found = sx.optimizer_layout(optax.lbfgs(), laid_out())
+    memory = found["0/diff_params_memory/dec/kernel"]
+    assert memory.spec == P(None, None, "tp") and memory.rule == "as parameter 'dec/kernel' [16, 8] behind [10]"
+    assert [d.path for d in sx.unmatched_slots(found)] == ["0/weights_memory"]
+    below = sx.optimizer_layout(optax.sm3(1e-3), laid_out())
+    assert (below["0/mu/dec/kernel/0"].spec, below["0/mu/dec/kernel/1"].spec) == (P(None), P("tp"))
+
+
+def test_an_optimiser_without_state_has_an_empty_layout():
+    found = sx.optimizer_layout(optax.sgd(0.1), laid_out())
+    assert found.decisions == () and found.specs == optax.sgd(0.1).init(params())
+    assert found.bytes_per_device == 0 and "0 leaves" in str(found)
+
+
+def test_specs_are_no_layout():
+    with pytest.raises(sx.LayoutError, match="params_layout is dict, not a Layout"):
+        sx.optimizer_layout(optax.adam(0.1), {"w": P()})
+
+
 def test_slots_without_a_parameter_are_listed():
     state = {
         "mu": {"dec": {"kernel": jax.ShapeDtypeStruct((16, 8), "float32")}},

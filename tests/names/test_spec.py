@@ -85,7 +85,7 @@ def test_costs_are_bytes_per_device():
             r"4 does not divide by 'dp' \(2\)×'fsdp' \(4\) = 8.*would work: 'dp' alone",
         ),
         (P("dp", "dp"), (8, 8), sx.SpecError, "'dp' already shards dim 0.*'dp' on one dim only"),
-        (P("dp", "tp"), (8,), sx.SpecError, "the spec has 2 entries for 1 dims"),
+        (P("dp", "tp"), (8,), sx.SpecError, "the spec has 2 entries for 1 dim"),
     ],
 )
 def test_messages(asked, shape, kind, words):
@@ -142,3 +142,7 @@ def test_canonical_spellings_are_one():
 def test_counting_unknown_axes_is_an_error():
     with pytest.raises(sx.UnknownAxisError, match="did you mean 'tp'"):
         shard_count(P("tpp"), MESH)
+
+
+def test_nested_entries_are_flat():
+    assert sx.fit([["dp", ["tp"]]], (8,), "dp=2,tp=4").spec == P(("dp", "tp"))

@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from shardax.arrays.exchange import all_gather_bytes
 from shardax.arrays.fingerprint import fingerprint, rows_of_chunk
 from shardax.arrays.host import is_key
-from shardax.arrays.targets import check_leaves, dtype_text, mesh_of_devices, read_target
-from shardax.errors import CheckpointerMissingError, CheckpointError, Offence, plural
+from shardax.arrays.targets import check_leaves, check_values, dtype_text, mesh_of_devices, read_target
+from shardax.errors import CheckpointerMissingError, CheckpointError, LeafError, Offence, plural
 from shardax.names.layout import Layout
 from shardax.names.mesh import required_mesh
 from shardax.names.paths import flatten, rebuild
@@ -46,9 +46,14 @@ def save_checkpoint(path: str | Path, tree: Any, *, layout: Layout | None = None
     ('3', 2, np.float32(28.0))
     """
     orbax = _orbax()
+    if step is not None and step < 0:
+        raise CheckpointError(f"step {step} is negative, and would never be found again")
     target = Path(path).absolute() / str(step) if step is not None else Path(path).absolute()
     paths, leaves = flatten(tree)
+    if not leaves:
+        raise LeafError("the tree has no leaves to save", remedy="give a tree of arrays")
     check_leaves(paths, leaves)
+    check_values(paths, leaves)
     if layout is not None:
         read_target(tree, layout)
     if len(set(paths)) < len(paths):
@@ -60,12 +65,14 @@ def save_checkpoint(path: str | Path, tree: Any, *, layout: Layout | None = None
     stored = dict(zip(paths, map(_storable, leaves), strict=True))
     notes = {
         "version": 1,
-        "leaves": {found: _describe(leaf) for found, leaf in zip(paths, leaves, strict=True)},
+        "leaves": {found: _describe(leaf, stored[found]) for found, leaf in zip(paths, leaves, strict=True)},
         "layout": None if layout is None else layout.to_json(),
     }
     arrays = {found: leaf for found, leaf in stored.items() if 0 not in leaf.shape}  # orbax stores no empty arrays
     with orbax.Checkpointer(orbax.CompositeCheckpointHandler()) as checkpointer:
-        parts = {ARRAYS: orbax.args.StandardSave(arrays), NOTES: orbax.args.JsonSave(notes)}
+        parts = {NOTES: orbax.args.JsonSave(notes)}
+        if arrays:
+            parts[ARRAYS] = orbax.args.StandardSave(arrays)
         checkpointer.save(target, orbax.args.Composite(**parts))
     return target
 
@@ -86,9 +93,9 @@ def restore_checkpoint(path: str | Path, layout: Any = None, *, step: int | None
         _check_leaves_match(places, notes["leaves"], target.name)
         wanted = {name: place.stored(notes["leaves"][name]) for name, place in places.items()}
         arrays = {name: leaf for name, leaf in wanted.items() if 0 not in leaf.shape}
-        parts = {ARRAYS: orbax.args.StandardRestore(arrays)}
+        parts = {ARRAYS: orbax.args.StandardRestore(arrays)} if arrays else {}
         try:
-            found = dict(checkpointer.restore(target, orbax.args.Composite(**parts))[ARRAYS])
+            found = dict(checkpointer.restore(target, orbax.args.Composite(**parts))[ARRAYS]) if parts else {}
         except Exception as error:
             if type(error) not in (Exception, ValueError, OSError):  # orbax puts a bare Exception around a failed read
                 raise
@@ -108,22 +115,30 @@ def restore_checkpoint(path: str | Path, layout: Any = None, *, step: int | None
 # ---- leaves as they are stored --------------------------------------------------------------------------------------
 
 
+_STORED_AS = {"uint4": "uint8", "uint2": "uint8", "int2": "int8", "float4_e2m1fn": "float32"}
+"""Dtypes that tensorstore has no name for, and wider ones that hold all their values."""
+
+
 def _storable(leaf: Any) -> Any:
-    """Key arrays as their data; everything else as JAX would hold it."""
+    """Key arrays as their data; everything else as JAX would hold it, wider where orbax cannot."""
     if is_key(leaf):
         return jax.random.key_data(leaf)
-    if isinstance(leaf, jax.Array):
-        return leaf
-    return np.asarray(leaf, jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(leaf)))
+    if not isinstance(leaf, jax.Array):
+        leaf = np.asarray(leaf, jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(leaf)))
+    wider = _STORED_AS.get(str(leaf.dtype))
+    return leaf.astype(wider) if wider else leaf
 
 
-def _describe(leaf: Any) -> dict[str, Any]:
-    stored = _storable(leaf)
-    shown = leaf if is_key(leaf) else stored
-    note = {"shape": list(shown.shape), "dtype": str(shown.dtype), "chunks": fingerprint(stored)}
-    return (
-        {**note, "keys": _key_name(leaf), "stored": [list(stored.shape), str(stored.dtype)]} if is_key(leaf) else note
-    )
+def _describe(leaf: Any, stored: Any) -> dict[str, Any]:
+    shown = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    note: dict[str, Any] = {
+        "shape": list(shown.shape),
+        "dtype": dtype_text(shown.dtype, {}),
+        "chunks": fingerprint(stored),
+    }
+    if [note["shape"], note["dtype"]] != (held := [list(stored.shape), str(stored.dtype)]):
+        note["stored"] = held
+    return {**note, "keys": _key_name(leaf)} if is_key(leaf) else note
 
 
 def _key_name(keys: Any) -> str:
@@ -131,7 +146,9 @@ def _key_name(keys: Any) -> str:
 
 
 def _unstored(value: jax.Array, note: Mapping[str, Any]) -> jax.Array:
-    return jax.random.wrap_key_data(value, impl=note["keys"]) if "keys" in note else value
+    if "keys" in note:
+        return jax.random.wrap_key_data(value, impl=note["keys"])
+    return value.astype(note["dtype"]) if "stored" in note else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,17 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
 
-from shardax._compat import auto_constraint, context_manager_mesh, trace_state_clean
-from shardax.errors import LayoutError, MeshError, NoMeshError, Offence, SpecError
-from shardax.names.axes import PartitionAxis
+from shardax._compat import auto_constraint, context_manager_mesh, current_trace, is_staged, trace_state_clean
+from shardax.errors import LayoutError, MeshConflictError, MeshError, NoMeshError, Offence, SpecError
+from shardax.names.asking import ResolvesAxes, resolver
 from shardax.names.decision import Decision, is_noticed, place_outside, record, warn_outside
+from shardax.names.layout import Layout
 from shardax.names.mesh import AnyMesh, MeshLike, as_mesh, current_mesh, describe_briefly, same_mesh
 from shardax.names.spec import (
     FREE,
     Fit,
     OnMisfit,
+    as_spec,
     axes_in,
     axes_of,
     check_misfit_policy,
@@ -33,8 +35,6 @@ from shardax.names.spec import (
     misfit_error,
 )
 from shardax.names.tokens import MODE_TRAIN
-
-_DEFAULT_AXES = PartitionAxis()
 
 
 def with_sharding_constraint(arr: Any, sharding: Any) -> Any:
@@ -57,10 +57,10 @@ def constrain(
     *,
     mesh: MeshLike | None = None,
     on_misfit: OnMisfit = "error",
-    axes: PartitionAxis | None = None,
+    axes: ResolvesAxes | None = None,
     mode: str = MODE_TRAIN,
 ) -> Any:
-    """Constrain an activation (array or tree) to a spec, a NamedSharding, or a list of semantic axes.
+    """Constrain an activation (array or tree) to a spec, a NamedSharding, a list of semantic axes, or a Layout.
 
     A misfit is an error unless `on_misfit` says "warn" or "adapt"; what an adapted dimension loses is left free.
 
@@ -69,7 +69,13 @@ def constrain(
     >>> constrain(jnp.ones((4, 8)), [sx.BATCH, sx.HEAD], mesh=mesh, on_misfit="adapt").sharding.spec
     P('fsdp', 'tp')
     """
+    if axes is not None and not hasattr(axes, "resolve_spec"):
+        resolver(axes, mode)  # says what would
     policy = _activations(on_misfit, axes, mode)
+    if isinstance(spec_or_axes, Layout):
+        spec_or_axes = spec_or_axes.like(x).shardings
+    elif isinstance(spec_or_axes, (list, tuple)) and not spec_or_axes and hasattr(x, "shape"):
+        spec_or_axes = PartitionSpec()  # the axes of a scalar
     return _constrain_tree(x, spec_or_axes, policy if mesh is None else policy.on(mesh))
 
 
@@ -92,7 +98,7 @@ def get_corrected_named_sharding(
             )
         warn_outside("no mesh is in force: the sharding is replicated on an empty mesh")
         return NamedSharding(Mesh(np.empty((), dtype=object), ()), PartitionSpec())
-    found = fit_cached(partition_spec, tuple(shape), mesh.shape_tuple, 4, True)
+    found = fit_cached(as_spec(partition_spec), tuple(shape), mesh.shape_tuple, 4, True)
     if found.corrections:
         record(_decision(found, shape, np.float32))
     return NamedSharding(mesh, found.spec)
@@ -116,14 +122,16 @@ class _Policy:
         return replace(self, mesh=as_mesh(mesh))
 
 
+_SPACES = {"device": jax.memory.Space.Device, "pinned_host": jax.memory.Space.Host}
+"""What a program calls the kinds of memory."""
+
 _STORED = _Policy("adapt", stored=True, without_mesh="warn")
 
 
 @lru_cache(maxsize=256)
-def _activations(on_misfit: OnMisfit, axes: PartitionAxis | None, mode: str) -> _Policy:
+def _activations(on_misfit: OnMisfit, axes: ResolvesAxes | None, mode: str) -> _Policy:
     check_misfit_policy(on_misfit)
-    resolve = partial((axes or _DEFAULT_AXES).resolve_spec, mode=mode)
-    return _Policy(on_misfit, stored=False, without_mesh="error", resolve=resolve)
+    return _Policy(on_misfit, stored=False, without_mesh="error", resolve=resolver(axes, mode))
 
 
 def _constrain_tree(tree: Any, sharding: Any, policy: _Policy) -> Any:
@@ -186,7 +194,9 @@ def _constrain_leaf(x: Any, target: PartitionSpec | NamedSharding, policy: _Poli
         return _without_mesh(x, target, policy)
     if plan.fit.corrections and (policy.on_misfit != "adapt" or is_noticed(plan.fit)):
         _report(plan.fit, x, policy)
-    return plan.trace(x) if traced else plan.put(x)
+    if not traced:
+        return plan.put(x)
+    return plan.trace(x) if is_staged(current_trace()) else plan.in_transform(x)
 
 
 def _without_mesh(x: Any, target: PartitionSpec | NamedSharding, policy: _Policy) -> Any:
@@ -214,7 +224,7 @@ def _decision(found: Fit, shape: Sequence[int], dtype: Any) -> Decision:
 class _Plan:
     """A constraint resolved against one shape, mesh and context: what to call, computed once and cached."""
 
-    __slots__ = ("auto", "explicit", "fit", "memory_kind", "mesh", "on_mesh", "spec", "trace")
+    __slots__ = ("auto", "explicit", "fit", "in_transform", "memory_kind", "mesh", "on_mesh", "spec", "trace")
 
     def __init__(self, found: Fit, mesh: AnyMesh, memory_kind: str | None, context: AnyMesh | None) -> None:
         self.fit, self.mesh, self.spec, self.memory_kind = found, mesh, found.spec, memory_kind
@@ -229,8 +239,11 @@ class _Plan:
             self.trace = self.auto
         elif self.auto is not None:
             _check_order(found, kinds)
-            # Under an eager grad or vmap a constraint on Auto axes is a transfer, which would drop the Explicit ones.
+            # In an eager jax.checkpoint a constraint on Auto axes is a transfer, which would drop the Explicit ones.
             self.trace = jax.jit(self._trace)
+        self.trace = self._in_memory(self.trace)
+        # Under an eager grad or vmap a constraint is run at once, alone, and wants its array on the mesh already.
+        self.in_transform: Callable[[Any], Any] = jax.jit(self.trace)
 
     def _part(self, kinds: dict[str, AxisType], kind: AxisType) -> PartitionSpec | None:
         """The spec on the axes of one kind, or None where the mesh has no axes of it."""
@@ -244,21 +257,26 @@ class _Plan:
 
     def _constraint(self, spec: PartitionSpec, context: AnyMesh | None) -> Callable[[Any], Any]:
         free = frozenset(dim for dim, entry in enumerate(spec) if entry is FREE)
-        return auto_constraint(self._named(self.on_mesh, spec), context, free)
+        kind = None if self.memory_kind in _SPACES else self.memory_kind  # the others are moved to, below
+        return auto_constraint(_named(self.on_mesh, spec, kind), context, free)
 
-    def _named(self, mesh: AnyMesh, spec: PartitionSpec) -> NamedSharding:
-        return _named(mesh, spec, self.memory_kind)
+    def _in_memory(self, constrained: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The constraint, and a move where the array is in another memory: a constraint alone would not say so."""
+        space = _SPACES.get(self.memory_kind or "")
+        if space is None:
+            return constrained
+
+        def trace(x: Any) -> Any:
+            x = constrained(x)
+            return x if jax.typeof(x).memory_space == space else jax.device_put(x, space)
+
+        return trace
 
     def _trace(self, x: Any) -> Any:
         """Apply inside a trace: reshard over Explicit axes, then constrain over Auto ones; Manual axes are dropped."""
         if self.explicit is not None:
-            # Where all axes are Explicit and jax.set_mesh is not, only a transfer carries the devices into the program.
-            transfer = self.auto is None and isinstance(self.on_mesh, Mesh)
             spec = _without_free(self.explicit, self.on_mesh, x)
-            # A NamedSharding on devices always says its memory; a reshard refuses to hear of the usual one.
-            usual = self.memory_kind == "device" and not transfer
-            sharding = _named(self.on_mesh, spec, None if usual else self.memory_kind)
-            x = jax.device_put(x, sharding) if transfer else jax.reshard(x, sharding)
+            x = _resharder(self.on_mesh, spec, self.auto is None)(x)
         return x if self.auto is None else self.auto(x)
 
     def put(self, x: Any) -> Any:
@@ -268,7 +286,18 @@ class _Plan:
                 f"the mesh in force is abstract ({describe_briefly(self.mesh)}): it has no devices to put an array on",
                 remedy="enter a mesh of devices, or call this inside jit or jax.eval_shape",
             )
-        return jax.device_put(x, self._named(self.mesh, _without_free(self.spec, self.mesh, x)))
+        return jax.device_put(x, _named(self.mesh, _without_free(self.spec, self.mesh, x), self.memory_kind))
+
+
+@lru_cache(maxsize=16384)
+def _resharder(mesh: AnyMesh, spec: PartitionSpec, alone: bool) -> Callable[[Any], Any]:
+    """`jax.reshard`; with the devices of the mesh where nothing else in the program may name them.
+
+    Without `jax.set_mesh` only a transfer or a jit with shardings carries devices into a program, and `jax.vmap` of a
+    transfer shards the wrong dimension.
+    """
+    reshard = partial(jax.reshard, out_shardings=_named(mesh, spec, None))
+    return jax.jit(reshard, out_shardings=_named(mesh, spec, None)) if alone and isinstance(mesh, Mesh) else reshard
 
 
 @lru_cache(maxsize=16384)
@@ -319,6 +348,13 @@ def _plan_of(
     """The plan for the mesh in force now; None where there is none."""
     if isinstance(target, NamedSharding):
         spec, memory_kind, mesh = target.spec, target.memory_kind, current_mesh(target.mesh)
+        if given is not None and not same_mesh(given, target.mesh):
+            meshes = (("the mesh argument", given), ("the sharding", target.mesh))
+            raise MeshConflictError(
+                "two meshes are given and they disagree",
+                [Offence(place, describe_briefly(one)) for place, one in meshes],
+                "give the spec of the sharding, or no mesh",
+            )
     else:
         spec, memory_kind, mesh = target, None, current_mesh(given)
     if mesh is None or not mesh.axis_names:

@@ -7,6 +7,7 @@ the device has → run. No device ever holds an unsharded parameter.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,11 +67,15 @@ def _is_array(leaf: Any) -> bool:
 
 def _chosen(abstract: Any, layout: Any) -> Any:
     """A Layout where rules were given; what else a target may be is for `read_target`."""
-    if isinstance(layout, Rules):
+    if isinstance(layout, Rules) or (isinstance(layout, list) and all(map(_is_rule, layout))):
         return lay_out(abstract, layout)
     if isinstance(layout, tuple) and len(layout) == 2 and isinstance(layout[1], (Mesh, AbstractMesh, MeshSpec, str)):
         return lay_out(abstract, *layout)
     return layout
+
+
+def _is_rule(entry: Any) -> bool:
+    return isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], (str, re.Pattern))
 
 
 # ---- does it fit ----------------------------------------------------------------------------------------------------

@@ -14,14 +14,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from shardax.arrays.exchange import exchange
-from shardax.errors import Offence, PlacementError
+from shardax.errors import LeafError, Offence, PlacementError, plural
 from shardax.names.paths import flatten, rebuild
 
 AHEAD_BYTES = 64 << 20
 """So many bytes are on their way to the host before the first of them is used (one array at least)."""
+
+DELETED = "was deleted: it has been donated"
 
 Index = tuple[slice, ...]
 
@@ -44,6 +47,7 @@ def gather(tree: Any) -> Any:
 def to_host(leaves: Sequence[Any], paths: Sequence[str]) -> list[Any]:
     """The leaves with every jax.Array as a NumPy array (a key array as a local one)."""
     found = list(leaves)
+    _check_held(paths, found)
     keys = {place: jax.random.key_impl(leaf) for place, leaf in enumerate(found) if is_key(leaf)}
     for place in keys:
         found[place] = jax.random.key_data(found[place])
@@ -70,6 +74,20 @@ def _by_reach(leaves: Sequence[Any]) -> tuple[list[int], list[int]]:
 def is_key(leaf: Any) -> bool:
     """Is this a PRNG key array, which has no NumPy form?"""
     return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _check_held(paths: Sequence[str], leaves: Sequence[Any]) -> None:
+    """The arrays among the leaves have values: they are not part of a program, and not given up."""
+    problems: list[Offence] = []
+    for path, leaf in zip(paths, leaves, strict=True):
+        if isinstance(leaf, Tracer):
+            problems.append(
+                Offence(path, "is traced: it has no value yet", leaf.shape, remedy="gather what is returned")
+            )
+        elif isinstance(leaf, jax.Array) and leaf.is_deleted():
+            problems.append(Offence(path, DELETED, leaf.shape))
+    if problems:
+        raise LeafError(f"{plural(len(problems), 'leaf has', 'leaves have')} no values to copy to the host", problems)
 
 
 def _check_reachable(paths: Sequence[str], arrays: Sequence[jax.Array]) -> None:

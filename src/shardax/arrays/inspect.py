@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shardax.arrays.targets import check_axes_of_specs
 from shardax.errors import LeafError, NoMeshError, Offence, plural
 from shardax.names.layout import Layout
 from shardax.names.mesh import AnyMesh, MeshLike, as_mesh, current_mesh
@@ -31,6 +32,9 @@ def extract_shardings(tree: Any, mesh: MeshLike | None = None) -> Any:
     """
     given = None if mesh is None else as_mesh(mesh)
     paths, leaves = flatten(tree)
+    bare = [None if isinstance(leaf, jax.Array) else getattr(leaf, "sharding", None) for leaf in leaves]
+    if any(isinstance(spec, PartitionSpec) for spec in bare) and (target := current_mesh(given)) is not None:
+        check_axes_of_specs(paths, bare, target)
     found = [_sharding_of(leaf, given) for leaf in leaves]
     unbound = [
         Offence(path, "has a spec and no mesh", spec=sharding)

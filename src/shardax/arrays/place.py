@@ -16,8 +16,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from shardax.arrays.constrain import constrain
 from shardax.arrays.host import is_key, to_host
-from shardax.arrays.targets import mesh_of_devices, read_target
+from shardax.arrays.targets import bind, check_values, mesh_of_devices, read_target
 from shardax.errors import LayoutError, Offence
 from shardax.names.decision import warn_outside
 from shardax.names.layout import Layout
@@ -38,7 +39,8 @@ def put(tree: Any, layout: Any) -> Any:
     """Place a tree in one batched transfer; every leaf is checked first.
 
     `layout` is a Layout, a tree (or prefix) of shardings or specs, or a single one. Leaves are scalars, NumPy arrays,
-    memory maps, or jax Arrays on any mesh. As with `jax.device_put`, a CPU device may share a NumPy array's memory.
+    memory maps, or jax Arrays on any mesh. As with `jax.device_put`, a CPU device may share a NumPy array's memory. In
+    traced code it is a constraint.
 
     >>> import shardax as sx
     >>> tree = {"w": np.ones((8, 4)), "b": np.ones(4)}
@@ -47,6 +49,7 @@ def put(tree: Any, layout: Any) -> Any:
     (P('dp', 'tp'), (4, 1))
     """
     paths, leaves, shardings = read_target(tree, layout)
+    check_values(paths, leaves)
     return rebuild(tree, _move(paths, leaves, shardings))
 
 
@@ -63,6 +66,7 @@ def reshard(tree: Any, layout: Any, *, donate: bool = False) -> Any:
     P('dp', 'tp')
     """
     paths, leaves, shardings = read_target(tree, layout)
+    check_values(paths, leaves)
     _warn_if_fewer_devices(leaves, shardings)
     placed: list[Any] = []
     for batch in _batches(leaves):
@@ -97,7 +101,7 @@ def make_shard_and_gather_fns(partition_specs: Any, mesh: MeshLike | None = None
     if any(isinstance(spec, PartitionSpec) for spec in specs):
         asked = None if mesh is None else as_mesh(mesh)
         bound = mesh_of_devices(required_mesh(asked, "make_shard_and_gather_fns"))
-    shardings = [NamedSharding(bound, s) if isinstance(s, PartitionSpec) and bound else s for s in specs]
+    shardings = bind(paths, specs, bound)
     shard_fns = [_shard_fn(path, sharding) for path, sharding in zip(paths, shardings, strict=True)]
     return rebuild(marked, shard_fns), rebuild(marked, [_gather_fn(path) for path in paths])
 
@@ -141,6 +145,8 @@ def _move(paths: Sequence[str], leaves: Sequence[Any], shardings: Sequence[Shard
         for place, value in zip(places, _transfer(values, [shardings[p] for p in places]), strict=True):
             placed[place] = value
 
+    for place in routes[_Route.TRACED]:
+        placed[place] = _constrain(leaves[place], shardings[place])
     transfer(routes[_Route.TRANSFER], [leaves[p] for p in routes[_Route.TRANSFER]])
     staged = routes[_Route.THROUGH_HOST]
     for batch in _batches([leaves[place] for place in staged]):
@@ -153,6 +159,7 @@ class _Route(Enum):
     """How a leaf travels."""
 
     STAY = "it is where it should be"
+    TRACED = "nowhere: the program says where its result is to be"
     TRANSFER = "jax.device_put"
     ON_DEVICES = "a compiled program, unless it would hold the whole array on a device"
     THROUGH_HOST = "whole on the host, a batch at a time"
@@ -160,7 +167,9 @@ class _Route(Enum):
 
 def _route(leaf: Any, sharding: Sharding) -> _Route:
     """`jax.device_put` alone would leave a host copy cached on every array whose blocks change."""
-    if isinstance(leaf, (np.ndarray, Tracer)) or not isinstance(leaf, jax.Array):
+    if isinstance(leaf, Tracer):
+        return _Route.TRACED
+    if not isinstance(leaf, jax.Array):
         return _Route.TRANSFER
     one, other = leaf.sharding, sharding
     if one == other and leaf.committed:
@@ -196,6 +205,11 @@ def _program(aval: Any, one: Sharding, other: Sharding) -> Callable[[Any], Any] 
         return compiled
     apart = memory.argument_size_in_bytes + memory.output_size_in_bytes
     return compiled if memory.temp_size_in_bytes <= MOST_SCRATCH * apart else None
+
+
+def _constrain(x: Any, sharding: Sharding) -> Any:
+    """A value of a program under its sharding: XLA takes a `device_put` on Auto axes for no more than a hint."""
+    return constrain(x, sharding) if isinstance(sharding, NamedSharding) else jax.device_put(x, sharding)
 
 
 def _identity(x: Any) -> Any:
@@ -251,8 +265,13 @@ def _give_up(old: Sequence[Any], new: Sequence[Any]) -> None:
     """Free the arrays that have been copied; one that shares memory with its copy costs nothing and stays."""
     jax.block_until_ready(list(new))
     for leaf, placed in zip(old, new, strict=True):
-        if isinstance(leaf, jax.Array) and leaf is not placed and not _share_memory(leaf, placed):
+        if _is_held(leaf) and leaf is not placed and not _share_memory(leaf, placed):
             leaf.delete()
+
+
+def _is_held(leaf: Any) -> bool:
+    """Is this an array with memory of its own, and no value of a program?"""
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 
 
 def _share_memory(one: jax.Array, other: jax.Array) -> bool:
@@ -261,7 +280,8 @@ def _share_memory(one: jax.Array, other: jax.Array) -> bool:
 
 
 def _warn_if_fewer_devices(leaves: Sequence[Any], shardings: Sequence[Sharding]) -> None:
-    before = {d for s in {leaf.sharding for leaf in leaves if isinstance(leaf, jax.Array)} for d in s.device_set}
+    arrays = filter(_is_held, leaves)
+    before = {device for sharding in {array.sharding for array in arrays} for device in sharding.device_set}
     after = {device for sharding in set(shardings) for device in sharding.device_set}
     if len(after) < len(before):
         warn_outside(f"reshard moves arrays from {len(before)} devices to {len(after)}; the others are left empty")

@@ -6,13 +6,16 @@ Everything that is wrong with any leaf is listed before the first byte moves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from shardax.errors import LayoutError, LeafError, Offence, PlacementError, plural
+from shardax.arrays.host import DELETED
+from shardax.errors import LayoutError, LeafError, Offence, PlacementError, SpecError, plural
 from shardax.names.decision import itemsize_of
 from shardax.names.layout import Layout
 from shardax.names.mesh import AnyMesh, current_mesh, describe_briefly, required_mesh, same_mesh
@@ -60,7 +63,7 @@ def mesh_of_devices(mesh: AnyMesh) -> Mesh:
 def check_leaves(paths: Sequence[str], leaves: Sequence[Any]) -> None:
     """Every leaf is an array, an abstract one or a number; what is none of them is listed."""
     problems = [
-        Offence(path, f"is {type(leaf).__name__}, not an array")
+        Offence(path, f"is {_kind_of(leaf)}")
         for path, leaf in zip(paths, leaves, strict=True)
         if not (_is_numeric(leaf) or isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)))
     ]
@@ -68,6 +71,29 @@ def check_leaves(paths: Sequence[str], leaves: Sequence[Any]) -> None:
         raise LeafError(
             f"{plural(len(problems), 'leaf is', 'leaves are')} not an array", problems, "take it out of the tree"
         )
+
+
+def _kind_of(leaf: Any) -> str:
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return f"an array of {leaf.dtype}, not of numbers"
+    return f"{type(leaf).__name__}, not an array"
+
+
+def check_values(paths: Sequence[str], leaves: Sequence[Any]) -> None:
+    """Every leaf holds values that can be moved: it is not abstract, not given up, and not too large to be an array."""
+    integers = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
+    problems: list[Offence] = []
+    for path, leaf in zip(paths, leaves, strict=True):
+        if type(leaf) is np.ndarray:
+            continue
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            problems.append(Offence(path, "is abstract: it has a shape, and no values", remedy="sx.init makes them"))
+        elif isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted():
+            problems.append(Offence(path, DELETED, leaf.shape))
+        elif type(leaf) is int and not integers.min <= leaf <= integers.max:
+            problems.append(Offence(path, f"{leaf} does not fit {integers.dtype}", remedy="jax_enable_x64, or a float"))
+    if problems:
+        raise LeafError(f"{plural(len(problems), 'leaf has', 'leaves have')} no values to move", problems)
 
 
 def _is_numeric(leaf: Any) -> bool:
@@ -152,8 +178,9 @@ def _of_tree(paths: list[str], leaves: list[Any], target: Any) -> list[Sharding]
         missing = [Offence(path, "has no sharding") for path, place in zip(paths, found, strict=True) if place is None]
         extra = [Offence(path, "is a sharding for no leaf") for path in targets if path not in used]
         raise LayoutError("the shardings are not those of the tree, nor a prefix of them", [*missing, *extra])
-    bound = {path: _with_devices(value) for path, value in targets.items()}
-    return _fitted(paths, leaves, [bound[place] for place in found if place is not None])
+    bound = bind(list(targets), list(targets.values()))
+    by_place = dict(zip(targets, bound, strict=True))
+    return _fitted(paths, leaves, [by_place[place] for place in found if place is not None])
 
 
 def _up(path: str) -> Iterator[str]:
@@ -164,9 +191,30 @@ def _up(path: str) -> Iterator[str]:
         yield path
 
 
-def _with_devices(target: Sharding | PartitionSpec) -> Sharding:
-    if isinstance(target, PartitionSpec):
-        return NamedSharding(mesh_of_devices(required_mesh(None, f"the spec {target}")), target)
+def bind(paths: Sequence[str], targets: Sequence[Any], mesh: Mesh | None = None) -> list[Any]:
+    """Specs and shardings with the devices of the mesh given, else in force; every axis that it lacks is listed."""
+    if any(isinstance(target, PartitionSpec) for target in targets):
+        needed = next(target for target in targets if isinstance(target, PartitionSpec))
+        mesh = mesh or mesh_of_devices(required_mesh(None, f"the spec {needed}"))
+        check_axes_of_specs(paths, targets, mesh)
+    return [_with_devices(target, mesh) for target in targets]
+
+
+def check_axes_of_specs(paths: Sequence[str], targets: Sequence[Any], mesh: AnyMesh) -> None:
+    """Every axis of every spec is there, and used once."""
+    offences = [
+        replace(offence, shape=None)
+        for path, target in zip(paths, targets, strict=True)
+        if isinstance(target, PartitionSpec)
+        for offence in fit_cached(target, (0,) * len(target), mesh.shape_tuple, 1, True).offences(path or "(root)")
+    ]  # 0 divides by everything
+    if offences:
+        raise SpecError(f"the specs do not belong on the mesh {describe_briefly(mesh)}", offences)
+
+
+def _with_devices(target: Any, mesh: Mesh | None) -> Any:
+    if isinstance(target, PartitionSpec) and mesh is not None:
+        return NamedSharding(mesh, target)
     if isinstance(target, NamedSharding) and isinstance(target.mesh, AbstractMesh):
         return NamedSharding(mesh_of_devices(target.mesh), target.spec, memory_kind=target.memory_kind)
     return target

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from shardax.errors import LayoutError, LeafError, Offence
+from shardax.names.alike import alike
 from shardax.names.decision import Decision, itemsize_of
 from shardax.names.mesh import MeshLike, MeshSpec, required_mesh
 from shardax.names.paths import flatten, rebuild
@@ -21,13 +22,14 @@ from shardax.tables import Table, show_bytes
 
 @dataclass(frozen=True)
 class Offender:
-    """A leaf that stands on several devices: what the copies cost on each, and what would shard it further."""
+    """What stands on several devices: leaves that are alike, their cost on each, and what would shard them further."""
 
     path: str
     spec: PartitionSpec
     copies: int
     bytes_per_device: int
     suggestion: str
+    leaves: int = 1
 
 
 @dataclass(frozen=True)
@@ -44,15 +46,23 @@ class LayoutAnalysis:
     def table(self) -> Table:
         """The offenders as a table, the totals below it."""
         rows = tuple(
-            (o.path or "(root)", str(o.spec), str(o.copies), show_bytes(o.bytes_per_device), o.suggestion)
+            (
+                o.path or "(root)",
+                str(o.leaves),
+                str(o.spec),
+                str(o.copies),
+                show_bytes(o.bytes_per_device),
+                o.suggestion,
+            )
             for o in self.offenders
         )
         notes = (
             f"{show_bytes(self.total_bytes)} in all; every device holds {show_bytes(self.bytes_per_device)}, "
             f"{show_bytes(self.replicated_bytes)} of it also stands on another device",
         )
-        columns = ("path", "spec", "copies", "per device", "could be sharded")
-        return Table(f"what is replicated on mesh {self.mesh}", columns, rows, ("copies", "per device"), notes)
+        columns = ("path", "leaves", "spec", "copies", "per device", "could be sharded")
+        title = f"what is replicated on mesh {self.mesh}" if rows else f"nothing is replicated on mesh {self.mesh}"
+        return Table(title, columns if rows else (), rows, ("leaves", "copies", "per device"), notes)
 
     def __str__(self) -> str:
         return str(self.table())
@@ -60,37 +70,44 @@ class LayoutAnalysis:
 
 def analyse(decisions: Sequence[Decision], mesh: MeshSpec, most: int = 10) -> LayoutAnalysis:
     """The analysis of a layout's decisions."""
-    copied = sorted((d for d in decisions if d.copies > 1), key=lambda d: (-d.bytes_per_device, d.path))
-    offenders = tuple(
-        Offender(d.path, d.spec, d.copies, d.bytes_per_device, suggestion_for(d, mesh)) for d in copied[:most]
-    )
+    copied = [decision for decision in decisions if decision.copies > 1]
+    groups = alike(copied, lambda d: d.path, lambda d: (d.shape, d.dtype, d.spec))
+    offenders = sorted(
+        (_offender(path, found, mesh) for path, found in groups.items()), key=lambda o: (-o.bytes_per_device, o.path)
+    )[:most]
     return LayoutAnalysis(
         mesh,
         sum(d.nbytes for d in decisions),
         sum(d.bytes_per_device for d in decisions),
         sum(d.bytes_per_device for d in copied),
         sum(1 for d in decisions if d.fit.corrections),
-        offenders,
+        tuple(offenders),
     )
+
+
+def _offender(path: str, found: Sequence[Decision], mesh: MeshSpec) -> Offender:
+    first, held = found[0], sum(decision.bytes_per_device for decision in found)
+    suggestion = suggestion_for(first, mesh, len(found))
+    return Offender(path, first.spec, first.copies, held, suggestion, len(found))
 
 
 def suggestion_for(decision: Decision, mesh: MeshSpec, leaves: int = 1) -> str:
     """The unused axis and dimension that would save most (on so many leaves alike), and why they go together.
 
-    Empty when none do.
+    Of dimensions that save the same the largest: the small one is often a stack of layers. Empty when none divides.
     """
     sizes = mesh.shape
     unused = [axis for axis, size in sizes.items() if size > 1 and axis not in axes_in(decision.spec)]
     entries = list(entries_of(decision.spec, len(decision.shape)))
-    options: list[tuple[int, int, int, str]] = []
+    options: list[tuple[int, int, int, int, str]] = []
     for axis in unused:
         for dim, (size, entry) in enumerate(zip(decision.shape, entries, strict=True)):
             ways = math.prod(sizes[name] for name in axes_of(entry)) * sizes[axis]
             if size and size % ways == 0 and entry is not FREE:
-                options.append((-sizes[axis], len(axes_of(entry)), dim, axis))
+                options.append((-sizes[axis], len(axes_of(entry)), -size, dim, axis))
     if not options:
         return ""
-    _, shared, dim, axis = min(options)
+    _, shared, _, dim, axis = min(options)
     saved = leaves * (decision.bytes_per_device - decision.bytes_per_device // sizes[axis])
     beside = f" beside {entries[dim]!r}" if shared else ""
     return f"on {axis!r}{beside}: dim {dim} ({decision.shape[dim]}) divides; saves {show_bytes(saved)}"

@@ -131,8 +131,8 @@ class PartitionAxis:
         """What a field is when it is not given. The fields it follows come before it in the table."""
         facts = FIELDS[name]
         follows = facts["follows"]
-        if isinstance(follows, tuple):
-            return side_by_side([getattr(self, other) for other in follows])
+        if isinstance(follows, tuple):  # one mesh axis may be both: then it counts once
+            return side_by_side([tuple(dict.fromkeys(axes_in(getattr(self, other) for other in follows)))])
         return getattr(self, follows) if follows else facts["value"]
 
     def _as_mesh_axes(self, given: Any) -> MeshAxes:

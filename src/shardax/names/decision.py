@@ -9,21 +9,26 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from shardax.errors import plural
+from shardax.names.alike import alike
 from shardax.names.spec import Fit, shard_count_of
+from shardax.tables import show_bytes
 
 WARN_ABOVE_BYTES = 1 << 20
-"""A correction that costs more than this on every device is warned about, once per place."""
+"""Corrections that together cost more than this on every device are warned about, once per place."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,28 @@ class Decision:
 def itemsize_of(dtype: Any) -> int:
     """Bytes of one element; a JAX extended dtype (a PRNG key) counts what its base array holds."""
     try:
-        return np.dtype(dtype).itemsize
-    except TypeError:
+        return dtype_of(dtype).itemsize
+    except TypeError:  # a key of an implementation that is not one of JAX's
         return getattr(dtype, "itemsize", 8)
+
+
+def dtype_of(name: Any) -> Any:
+    """The dtype that a decision names: one of NumPy's, or that of a PRNG key.
+
+    >>> dtype_of("bfloat16").itemsize, dtype_of("key<rbg>").itemsize
+    (2, 16)
+    """
+    keys = _key_dtypes() if str(name).startswith("key<") else {}
+    return keys[str(name)] if str(name) in keys else np.dtype(name)
+
+
+@cache
+def _key_dtypes() -> dict[str, Any]:
+    """JAX's PRNG keys by the names of their dtypes, which no public name leads back from."""
+    made = [
+        jax.eval_shape(lambda impl=impl: jax.random.key(0, impl=impl)) for impl in ("threefry2x32", "rbg", "unsafe_rbg")
+    ]
+    return {str(key.dtype): key.dtype for key in made}
 
 
 # ---- the log --------------------------------------------------------------------------------------------------------
@@ -99,14 +123,29 @@ def corrections() -> Generator[list[Decision]]:
         _logs.reset(token)
 
 
-def record(decision: Decision, *, warn: bool = False) -> None:
-    """Put a decision into every open log; warn when asked to, when it costs much, or when every move is logged."""
+def record(*decisions: Decision, warn: bool = False) -> None:
+    """Put decisions into every open log; warn when asked to, when they cost much, or when every move is logged."""
     for log in _logs.get():
-        log.append(decision)
-    if decision.fit.corrections and (warn or _deserves_a_warning(decision.fit)):
-        what = f"{decision.path}: " if decision.path else ""
-        for correction in decision.fit.corrections:
-            warn_outside(f"{what}{decision.fit.asked} on shape {decision.shape}: {correction}")
+        log.extend(decisions)
+    corrected = [decision for decision in decisions if decision.fit.corrections]
+    if corrected and (warn or _deserves_a_warning(*(decision.fit for decision in corrected))):
+        warn_outside(_in_words(corrected))
+
+
+def _in_words(corrected: Sequence[Decision]) -> str:
+    """Every correction, those of leaves that are alike (layer after layer) said once."""
+    groups = alike(corrected, lambda decision: decision.path, lambda decision: (decision.shape, decision.fit))
+    lines: list[str] = []
+    for path, found in groups.items():
+        many = f" ({plural(len(found), 'leaf', 'leaves')})" if len(found) > 1 else ""
+        what = f"{path}{many}: " if path else ""
+        fit = found[0].fit
+        lines += [f"{what}{fit.asked} on shape {fit.shape}: {correction}" for correction in fit.corrections]
+    if len(lines) == 1:
+        return lines[0]
+    cost = sum(decision.fit.bytes_per_device for decision in corrected)
+    leaves = plural(len(corrected), "leaf is", "leaves are")
+    return "\n  ".join([f"{leaves} corrected, {show_bytes(cost)} more per device", *lines])
 
 
 def is_noticed(fit: Fit) -> bool:
@@ -114,8 +153,8 @@ def is_noticed(fit: Fit) -> bool:
     return bool(_logs.get()) or _deserves_a_warning(fit)
 
 
-def _deserves_a_warning(fit: Fit) -> bool:
-    return fit.bytes_per_device >= WARN_ABOVE_BYTES or every_move_is_logged()
+def _deserves_a_warning(*fits: Fit) -> bool:
+    return sum(fit.bytes_per_device for fit in fits) >= WARN_ABOVE_BYTES or every_move_is_logged()
 
 
 def every_move_is_logged() -> bool:

@@ -8,35 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
-from shardax.errors import LayoutError, LeafError, Offence, RuleError, did_you_mean, plural
+from shardax.errors import LayoutError, Offence, did_you_mean, plural
 from shardax.names.analysis import LayoutAnalysis, analyse
-from shardax.names.axes import PartitionAxis
-from shardax.names.decision import Decision, itemsize_of, record
+from shardax.names.asking import ResolvesAxes, ask, decide, read_arrays, resolver
+from shardax.names.decision import Decision, dtype_of
 from shardax.names.layout_file import LayoutDiff, decisions_from_json, decisions_to_json, diff_decisions
 from shardax.names.mesh import AnyMesh, MeshLike, MeshSpec, as_mesh, required_mesh
 from shardax.names.paths import flatten, rebuild
 from shardax.names.rules import Rules
-from shardax.names.spec import OnMisfit, as_spec, check_misfit_policy, fit_cached, misfit_error
+from shardax.names.spec import OnMisfit, check_misfit_policy
 from shardax.names.tokens import MODE_TRAIN
 from shardax.tables import Table, notebook_html, show_bytes
-
-
-class ResolvesAxes(Protocol):
-    """What turns semantic axes into a spec: a `PartitionAxis`, or anything with the same method."""
-
-    def resolve_spec(self, axes: Any, mode: str) -> PartitionSpec:
-        """The spec of a list of semantic axes in a mode."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,7 @@ class Layout:
 
     def _struct(self, decision: Decision) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(self.mesh, decision.spec)
-        return jax.ShapeDtypeStruct(decision.shape, jax.numpy.dtype(decision.dtype), sharding=sharding)
+        return jax.ShapeDtypeStruct(decision.shape, dtype_of(decision.dtype), sharding=sharding)
 
     def _tree(self, values: list[Any]) -> Any:
         if self.skeleton is None:
@@ -103,7 +94,7 @@ class Layout:
         """The same specs, asked of another mesh."""
         target = as_mesh(mesh)
         asked = [(d.path, d.shape, d.dtype, d.fit.asked, d.rule) for d in self.decisions]
-        return Layout(target, _decide(asked, target, on_misfit), self.rules, self.skeleton)
+        return Layout(target, decide(asked, target, on_misfit), self.rules, self.skeleton)
 
     def explain(self, path: str) -> str:
         """Rule by rule: which gave this leaf its spec, which lost and why, and each correction.
@@ -194,15 +185,33 @@ class Layout:
 
     def like(self, tree: Any) -> Layout:
         """This layout with the structure of a tree that has exactly its leaves."""
-        paths, _ = flatten(tree)
-        if sorted(paths) != sorted(self.by_path):
-            missing = [Offence(path, "is in the tree, not in the layout") for path in paths if path not in self.by_path]
-            extra = [
-                Offence(path, "is in the layout, not in the tree") for path in self.by_path if path not in set(paths)
-            ]
+        paths, leaves = flatten(tree)
+        decisions = self._in_order_of(paths)
+        shapes = [
+            tuple(getattr(leaf, "shape", decision.shape)) for decision, leaf in zip(decisions, leaves, strict=True)
+        ]
+        if other := [
+            Offence(decision.path, f"the layout was made for {list(decision.shape)}", shape=shape)
+            for decision, shape in zip(decisions, shapes, strict=True)
+            if shape != decision.shape
+        ]:
+            raise LayoutError("the layout and the tree have leaves of different shapes", other)
+        return Layout(self.mesh, decisions, self.rules, _skeleton(tree, len(paths)))
+
+    def _in_order_of(self, paths: Sequence[str]) -> tuple[Decision, ...]:
+        """The decisions for exactly these paths; leaves of one path are told apart by their order."""
+        if [decision.path for decision in self.decisions] == list(paths):
+            return self.decisions
+        here, there = Counter(paths), Counter(decision.path for decision in self.decisions)
+        if here != there:
+            missing = [Offence(path, "is in the tree, not in the layout") for path in here - there]
+            extra = [Offence(path, "is in the layout, not in the tree") for path in there - here]
             raise LayoutError("the layout and the tree have different leaves", [*missing, *extra])
-        decisions = self.by_path
-        return Layout(self.mesh, tuple(decisions[path] for path in paths), self.rules, _skeleton(tree, len(paths)))
+        twice = [Offence(path, f"is the path of {count} leaves") for path, count in here.items() if count > 1]
+        if twice:
+            raise LayoutError("the layout and the tree have their leaves in another order", twice)
+        by_path = self.by_path
+        return tuple(by_path[path] for path in paths)
 
     def save(self, path: str | Path) -> None:
         """Write the layout as JSON."""
@@ -219,7 +228,7 @@ class Layout:
 
     def diff(self, other: Layout) -> LayoutDiff:
         """What differs in `other`, leaf by leaf; empty (and falsy) when nothing does."""
-        return diff_decisions(self.decisions, other.decisions, str(self.mesh_spec), str(other.mesh_spec))
+        return diff_decisions(self.decisions, other.decisions, *_told_apart(self.mesh_spec, other.mesh_spec))
 
     @property
     def hash(self) -> str:
@@ -227,6 +236,14 @@ class Layout:
         plain = self.to_json()
         plain["decisions"] = sorted(plain["decisions"], key=lambda row: row["path"])
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _told_apart(one: MeshSpec, other: MeshSpec) -> tuple[str, str]:
+    """Two meshes in words, with their axis types where those differ."""
+    if one.axis_types == other.axis_types or one.shape != other.shape:
+        return str(one), str(other)
+    kinds = [", ".join(dict.fromkeys(kind.name for kind in mesh.axis_types)) for mesh in (one, other)]
+    return f"{one} ({kinds[0]})", f"{other} ({kinds[1]})"
 
 
 # ---- making one -----------------------------------------------------------------------------------------------------
@@ -260,100 +277,9 @@ def layout(
     target_mesh = required_mesh(mesh, "layout")
     parsed = Rules.of(rules)
     arrays = read_arrays(tree)
-    asked = _ask(arrays, parsed, _resolver(axes, mode), min_size)
-    return Layout(target_mesh, _decide(asked, target_mesh, on_misfit), parsed, _skeleton(tree, len(arrays)))
-
-
-_Array = tuple[str, tuple[int, ...], str]
-_Asked = tuple[str, tuple[int, ...], str, PartitionSpec, str]
+    asked = ask(arrays, parsed, resolver(axes, mode), min_size)
+    return Layout(target_mesh, decide(asked, target_mesh, on_misfit), parsed, _skeleton(tree, len(arrays)))
 
 
 def _skeleton(tree: Any, count: int) -> Any:
     return rebuild(tree, list(range(count)))
-
-
-def read_arrays(tree: Any) -> list[_Array]:
-    """Path, shape and dtype of every leaf; what has none of them is listed."""
-    paths, leaves = flatten(tree)
-    if not leaves:
-        raise LeafError("the tree has no leaves", remedy="give a tree of arrays or jax.ShapeDtypeStruct")
-    arrays: list[_Array] = []
-    problems: list[Offence] = []
-    for path, leaf in zip(paths, leaves, strict=True):
-        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-        if shape is not None and dtype is not None:
-            arrays.append((path, tuple(shape), str(dtype)))
-        elif isinstance(leaf, numbers.Number):
-            arrays.append((path, (), str(jax.dtypes.result_type(leaf))))
-        else:
-            problems.append(Offence(path, f"is {type(leaf).__name__} {_short(leaf)}, not an array"))
-    if problems:
-        raise LeafError(
-            f"{plural(len(problems), 'leaf is', 'leaves are')} not an array", problems, "take it out of the tree"
-        )
-    return arrays
-
-
-def _short(leaf: Any) -> str:
-    text = repr(leaf)
-    return text if len(text) <= 40 else text[:37] + "…"
-
-
-def _resolver(axes: ResolvesAxes | None, mode: str) -> Callable[[Any], PartitionSpec]:
-    chosen = axes if axes is not None else PartitionAxis()
-    return lambda target: chosen.resolve_spec(target, mode)
-
-
-def _ask(
-    arrays: Sequence[_Array], rules: Rules, resolve: Callable[[Any], PartitionSpec], min_size: int
-) -> list[_Asked]:
-    """What the rules ask for every leaf; a leaf that no rule matches is an error, all of them at once."""
-    replicated = PartitionSpec()
-    asked: list[_Asked] = []
-    unmatched: list[Offence] = []
-    resolved: dict[int, tuple[PartitionSpec, str]] = {}
-    for (path, shape, dtype), match in zip(arrays, rules.match_all([path for path, _, _ in arrays]), strict=True):
-        if shape == ():
-            asked.append((path, shape, dtype, replicated, "scalar: nothing to shard"))
-        elif min_size and int(np.prod(shape)) < min_size:
-            asked.append((path, shape, dtype, replicated, f"smaller than min_size={min_size}"))
-        elif match is None:
-            unmatched.append(Offence(path, "no rule matches", shape=shape))
-        else:
-            if match.index not in resolved:
-                spec = match.target if isinstance(match.target, PartitionSpec) else _resolve(match.target, resolve)
-                resolved[match.index] = (spec, str(match))
-            asked.append((path, shape, dtype, *resolved[match.index]))
-    if unmatched:
-        count = plural(len(unmatched), "leaf", "leaves")
-        raise RuleError(
-            f"{count} of {len(arrays)} matched by none of {plural(len(rules), 'rule')}",
-            unmatched,
-            "add a rule for them; ('.*', P()) last replicates what is left, and says so",
-        )
-    return asked
-
-
-def _resolve(target: Any, resolve: Callable[[Any], PartitionSpec]) -> PartitionSpec:
-    return as_spec(None) if target is None else resolve(target)
-
-
-def _decide(asked: Iterable[_Asked], mesh: AnyMesh, on_misfit: OnMisfit) -> tuple[Decision, ...]:
-    shape_of_mesh = mesh.shape_tuple
-    sizes: dict[str, int] = {}
-    decisions: list[Decision] = []
-    for path, shape, dtype, spec, rule in asked:
-        itemsize = sizes.get(dtype)
-        if itemsize is None:
-            itemsize = sizes[dtype] = itemsize_of(dtype)
-        found = fit_cached(spec, shape, shape_of_mesh, itemsize, True)
-        decisions.append(Decision(path, shape, dtype, found.spec, rule, found))
-    corrected = [decision for decision in decisions if decision.fit.corrections]
-    if corrected and on_misfit == "error":
-        count = plural(len(corrected), "leaf does", "leaves do")
-        raise misfit_error(
-            f"{count} not fit the mesh {MeshSpec.of(mesh)}", ((d.fit, d.path, d.rule) for d in corrected)
-        )
-    for decision in corrected:
-        record(decision, warn=on_misfit == "warn")
-    return tuple(decisions)

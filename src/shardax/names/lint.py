@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from jax.sharding import PartitionSpec
 
 from shardax.errors import Offence, RuleError, ShardaxError, UnknownAxisError, did_you_mean, plural
-from shardax.names.axes import PartitionAxis
+from shardax.names.asking import ResolvesAxes, resolver
 from shardax.names.decision import itemsize_of
 from shardax.names.mesh import MeshLike, MeshSpec, current_mesh
 from shardax.names.paths import flatten
 from shardax.names.rules import Rules
-from shardax.names.spec import MeshShape, as_spec, fit_cached, mesh_shape
+from shardax.names.spec import MeshShape, fit_cached, mesh_shape
 from shardax.names.tokens import MODE_TRAIN
 from shardax.tables import Table
 
@@ -24,10 +24,6 @@ Kind = Literal[
 ]
 
 _OF_A_LEAF: dict[str, Kind] = {"too-long": "rank", "indivisible": "indivisible"}
-
-
-class _ResolvesAxes(Protocol):
-    def resolve_spec(self, axes: Any, mode: str) -> PartitionSpec: ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ def lint(
     tree: Any,
     rules: Any,
     mesh: MeshLike | None = None,
-    axes: _ResolvesAxes | None = None,
+    axes: ResolvesAxes | None = None,
     *,
     mode: str = MODE_TRAIN,
 ) -> LintReport:
@@ -126,7 +122,7 @@ def lint(
         findings.append(Finding("no-leaves", Offence("", "the tree has no leaves")))
     findings += _check_leaves(arrays, found, parsed)
     findings += _check_rules(arrays, found, parsed)
-    specs, bad_targets = _resolve(parsed, axes if axes is not None else PartitionAxis(), mode)
+    specs, bad_targets = _resolve(parsed, resolver(axes, mode))
     findings += bad_targets
     if target is not None:
         shape_of_mesh = mesh_shape(target)
@@ -194,17 +190,13 @@ def _missing(words: Iterable[str], segments: Sequence[str]) -> str:
     return "".join(f": {word!r} is in no path{did_you_mean(word, segments)}" for word in gone[:1])
 
 
-def _resolve(rules: Rules, axes: _ResolvesAxes, mode: str) -> tuple[list[PartitionSpec | None], list[Finding]]:
+def _resolve(rules: Rules, resolve: Callable[[Any], PartitionSpec]) -> tuple[list[PartitionSpec | None], list[Finding]]:
     """The spec of every rule; None where its axes cannot be resolved."""
     specs: list[PartitionSpec | None] = []
     findings: list[Finding] = []
     for place, (_, target) in enumerate(rules):
         try:
-            specs.append(
-                as_spec(target)
-                if target is None or isinstance(target, PartitionSpec)
-                else axes.resolve_spec(target, mode)
-            )
+            specs.append(resolve(target))
         except ShardaxError as error:
             specs.append(None)
             kind: Kind = "unknown-axis" if isinstance(error, UnknownAxisError) else "duplicate"

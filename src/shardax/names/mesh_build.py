@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, Mesh
 
-from shardax.errors import MeshError, Offence
+from shardax.errors import MeshError, Offence, plural
 from shardax.names.mesh import AnyMesh, AxisTypes, MeshLike, MeshSpec, as_mesh, read_axis_types
 from shardax.tables import Table
 
@@ -40,6 +40,8 @@ def make_mesh(
     keep_types = isinstance(spec, (MeshSpec, Mesh, AbstractMesh)) and axis_types == "auto"
     wanted = MeshSpec.of(spec, None if keep_types else axis_types)
     present = list(jax.devices() if devices is None else np.asarray(devices, dtype=object).flat)
+    if len(set(present)) < len(present):
+        raise MeshError(f"{plural(len(present) - len(set(present)), 'device')} listed more than once")
     resolved = wanted.resolve(len(present))
     granules = _granules(present[: resolved.size], explicit=dcn is not None)
     return _lay_over(resolved, [granules[key] for key in sorted(granules)], dcn, allow_split_physical_axes)
@@ -79,6 +81,8 @@ def _read_dcn(dcn: str | Mapping[str, int] | Sequence[int], spec: MeshSpec) -> t
         if strange:
             raise MeshError("dcn names axes that are not there", strange)
         return tuple(asked.get(name, 1) for name in spec.names)
+    if not isinstance(dcn, Sequence):
+        raise MeshError(f"dcn is {dcn!r}", remedy='write "dp=2", {"dp": 2} or one size per axis')
     if len(dcn) != len(spec.names):
         raise MeshError(f"dcn {tuple(dcn)} has {len(dcn)} sizes for the {len(spec.names)} axes of {spec}")
     return MeshSpec(spec.names, dcn).sizes

@@ -1,7 +1,8 @@
 """Optimiser state under the layout of its parameters: by structure, never by rules of its own.
 
-A slot belongs to the parameter whose path ends its own and whose shape it has (or, where a factored optimiser keeps
-rows and columns, whose shape with some dimensions left out). ZeRO-1 is one argument: an extra axis over every slot.
+A slot belongs to the parameter whose path ends its own (or, where a parameter has several slots, stands before the
+last part of it) and whose shape it has. A factored optimiser leaves dimensions out; one that keeps a history has more
+of them in front. ZeRO-1 is one argument: an extra axis over every slot.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import jax
 from jax.sharding import PartitionSpec
 
 from shardax.errors import LayoutError, did_you_mean
+from shardax.names.asking import read_arrays
 from shardax.names.decision import Decision, itemsize_of
-from shardax.names.layout import Layout, read_arrays
-from shardax.names.paths import rebuild
+from shardax.names.layout import Layout
+from shardax.names.paths import flatten, rebuild
 from shardax.names.spec import axes_in, axes_of, entries_of, entry_of, fit_cached
 
 UNMATCHED = "no parameter has this path and shape: replicated"
@@ -37,13 +39,17 @@ def optimizer_layout(tx_or_abstract_state: Any, params_layout: Layout, extra_axi
     0/mu/w P('dp', 'tp') | as parameter 'w', and 'dp' on dim 0
     0/nu/w P('dp', 'tp') | as parameter 'w', and 'dp' on dim 0
     """
+    if not isinstance(params_layout, Layout):
+        raise LayoutError(
+            f"params_layout is {type(params_layout).__name__}, not a Layout", remedy="sx.layout(params, rules, mesh)"
+        )
     sizes = params_layout.mesh_spec.shape
     if extra_axis is not None and extra_axis not in sizes:
         close = did_you_mean(extra_axis, sizes)
         raise LayoutError(f"extra_axis {extra_axis!r} is not an axis of the mesh {params_layout.mesh_spec}{close}")
     init = getattr(tx_or_abstract_state, "init", None)
     state = jax.eval_shape(init, params_layout.abstract) if callable(init) else tx_or_abstract_state
-    arrays = read_arrays(state)
+    arrays = read_arrays(state) if flatten(state)[0] else []  # plain SGD has no state
     index = _SuffixIndex(params_layout)
     decisions = tuple(_decide_slot(*array, index, sizes, extra_axis) for array in arrays)
     return Layout(params_layout.mesh, decisions, None, rebuild(state, list(range(len(arrays)))))
@@ -61,13 +67,14 @@ class _SuffixIndex:
         self._by_path = params.by_path
 
     def candidates(self, path: str) -> Iterator[Decision]:
-        """Parameters whose path ends the slot's path, the longest first."""
-        rest: str | None = path
-        while rest:
-            if rest in self._by_path:
-                yield self._by_path[rest]
-            _, cut, tail = rest.partition("/")
-            rest = tail if cut else None
+        """Parameters whose path ends the slot's path, the longest first; then those that stand before its last part."""
+        for ending in (path, path.rpartition("/")[0]):
+            rest: str | None = ending
+            while rest:
+                if rest in self._by_path:
+                    yield self._by_path[rest]
+                _, cut, tail = rest.partition("/")
+                rest = tail if cut else None
 
 
 def _decide_slot(
@@ -85,8 +92,10 @@ def _decide_slot(
         spec = _spec_for(shape, parameter)
         if spec is not None:
             rule = f"as parameter {parameter.path!r}"
-            if shape != parameter.shape:
+            if len(shape) < len(parameter.shape):
                 rule += f" {list(parameter.shape)} without some dims"
+            elif len(shape) > len(parameter.shape):
+                rule += f" {list(parameter.shape)} behind {list(shape[: -len(parameter.shape)])}"
             if extra_axis is None:
                 return decide(spec, rule)
             dim = _extra_dim(spec, shape, sizes, extra_axis)
@@ -99,19 +108,21 @@ def _decide_slot(
 def _spec_for(shape: tuple[int, ...], parameter: Decision) -> PartitionSpec | None:
     """The parameter's spec for a slot of this shape; None where the shapes do not belong together.
 
-    A factored slot leaves dimensions out; where two ways to do so would shard it differently, none is chosen.
+    A factored slot leaves dimensions out; where there are several ways to do so, it is sharded as far as they agree.
     """
-    if shape == parameter.shape:
-        return parameter.spec
-    if len(shape) >= len(parameter.shape):
-        return None
     entries = list(entries_of(parameter.spec, len(parameter.shape)))
-    ways = {
-        tuple(entries[dim] for dim in kept)
+    more = len(shape) - len(parameter.shape)
+    if more >= 0:
+        fits = parameter.shape != () and shape[more:] == parameter.shape
+        return PartitionSpec(*[None] * more, *entries) if fits and more else parameter.spec if fits else None
+    ways = [
+        [entries[dim] for dim in kept]
         for kept in combinations(range(len(parameter.shape)), len(shape))
         if tuple(parameter.shape[dim] for dim in kept) == shape
-    }
-    return PartitionSpec(*next(iter(ways))) if len(ways) == 1 else None
+    ]
+    if not ways:
+        return None
+    return PartitionSpec(*(choices[0] if len(set(choices)) == 1 else None for choices in zip(*ways, strict=True)))
 
 
 def _extra_dim(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], axis: str) -> int | None:

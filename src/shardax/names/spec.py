@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from shardax.errors import Offence, ShardaxError, SpecError, UnknownAxisError, did_you_mean
+from shardax.errors import Offence, ShardaxError, SpecError, UnknownAxisError, did_you_mean, plural
 from shardax.names.mesh import MeshLike, MeshSpec
 from shardax.tables import show_bytes
 
@@ -44,7 +44,7 @@ def as_spec(spec: SpecLike) -> PartitionSpec:
         return PartitionSpec()
     if isinstance(spec, str) or not isinstance(spec, Sequence):
         raise SpecError(f"not a partition spec: {spec!r}", remedy="give P('dp', None) or a sequence of its entries")
-    return PartitionSpec(*(tuple(entry) if isinstance(entry, list) else entry for entry in spec))
+    return PartitionSpec(*(axes_of(entry) if isinstance(entry, (list, tuple)) else entry for entry in spec))
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
@@ -180,7 +180,9 @@ def fit(
     shardax.errors.SpecError: the spec does not fit
       dim 1: 6 does not divide by 'tp' (4) [shape (8, 6), spec P('fsdp', 'tp')]; would work: a dim of 8
     """
-    found = fit_cached(as_spec(spec), tuple(shape), mesh_shape(mesh), np.dtype(dtype).itemsize, stored)
+    asked = as_spec(spec)
+    _ = axes_in(asked)  # what is no entry is refused
+    found = fit_cached(asked, tuple(shape), mesh_shape(mesh), np.dtype(dtype).itemsize, stored)
     if found.corrections and on_misfit != "adapt":
         check_misfit_policy(on_misfit)
         if on_misfit == "error":
@@ -196,13 +198,13 @@ def check_misfit_policy(on_misfit: str) -> None:
         raise SpecError(f"on_misfit={on_misfit!r} is unknown{did_you_mean(on_misfit, ('error', 'warn', 'adapt'))}")
 
 
-def misfit_error(headline: str, fits: Iterable[tuple[Fit, str, str | None]]) -> ShardaxError:
+def misfit_error(headline: str, fits: Iterable[tuple[Fit, str, str | None]], remedy: str = "") -> ShardaxError:
     """One error for all fits (each with its path and rule); a KeyError too when only names are unknown."""
     listed = list(fits)
     offences = [offence for found, where, rule in listed for offence in found.offences(where, rule)]
     reasons = {correction.reason for found, _, _ in listed for correction in found.corrections}
     kind = UnknownAxisError if reasons == {"unknown-axis"} else SpecError
-    return kind(headline, offences)
+    return kind(headline, offences, remedy)
 
 
 @lru_cache(maxsize=65536)
@@ -280,7 +282,8 @@ def _indivisible(size: int, axes: list[str], kept: list[str], sizes: Mapping[str
 
 
 def _too_long(asked: PartitionSpec, shape: tuple[int, ...]) -> tuple[str, str]:
-    return f"the spec has {len(asked)} entries for {len(shape)} dims", f"a spec of at most {len(shape)} entries"
+    dims, most = plural(len(shape), "dim"), plural(len(shape), "entry", "entries")
+    return f"the spec has {len(asked)} entries for {dims}", f"a spec of at most {most}"
 
 
 def _cost(local_bytes: int, axes: tuple[str, ...], reason: Reason, sizes: Mapping[str, int]) -> int:

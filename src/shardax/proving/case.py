@@ -7,7 +7,8 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from shardax.errors import ProofError
-from shardax.names.layout import Layout, ResolvesAxes, layout
+from shardax.names.asking import ResolvesAxes
+from shardax.names.layout import Layout, layout
 from shardax.names.lint import LintReport, lint
 from shardax.names.mesh import MeshLike, MeshSpec, as_mesh, current_mesh
 from shardax.names.rules import Rules

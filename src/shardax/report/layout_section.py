@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from shardax.names.alike import alike
 from shardax.names.analysis import LayoutAnalysis, suggestion_for
 from shardax.names.decision import Decision
 from shardax.names.layout import Layout
 from shardax.names.mesh import MeshSpec
-from shardax.report.alike import alike
 from shardax.report.cutting import array_cell, drawings, spec_text
 from shardax.report.mesh_drawing import draw_mesh
 from shardax.report.values import (

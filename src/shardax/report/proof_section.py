@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardax.errors import plural
+from shardax.names.alike import alike
 from shardax.names.spec import axes_in
 from shardax.proving.cost import Estimate
 from shardax.proving.ledger import Ledger
 from shardax.proving.memory import Memory
 from shardax.proving.placing import Placed, Replicated
 from shardax.proving.proof import Proof
-from shardax.report.alike import alike
 from shardax.report.cutting import array_cell, drawings, spec_text
 from shardax.report.devices import mesh_on
 from shardax.report.ledger_section import ledger_section
