@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import shutil
 import sys
 import textwrap
 import traceback
@@ -171,6 +172,10 @@ def short_path(path: str) -> str:
         return path
 
 
-def is_interactive() -> bool:
-    """Does a person watch?"""
-    return sys.stdout.isatty()
+def own_command() -> str:
+    """How to call this program again from here: `make demo` runs one that is on no PATH."""
+    beside = Path(sys.executable).with_name("shardax")
+    found = shutil.which("shardax")
+    if not beside.exists() or (found is not None and Path(found).absolute() == beside):
+        return "shardax"
+    return short_path(str(beside))
