@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, Mesh
 
-from shardax.errors import MeshError, Offence
+from shardax.errors import MeshError, Offence, plural
 from shardax.names.mesh import AnyMesh, AxisTypes, MeshLike, MeshSpec, as_mesh, read_axis_types
 from shardax.tables import Table
 
@@ -253,9 +253,9 @@ def _crosses(mesh: AnyMesh, axis: int) -> str:
 
 def _devices_in_words(mesh: AnyMesh) -> str:
     if not isinstance(mesh, Mesh):
-        return f"{mesh.size} abstract devices"
+        return plural(mesh.size, "abstract device")
     kinds = sorted({device.device_kind for device in mesh.devices.flat})
     hosts = len({device.process_index for device in mesh.devices.flat})
     slices = len({getattr(device, "slice_index", 0) or 0 for device in mesh.devices.flat})
-    text = f"{mesh.size} {', '.join(kinds)} devices on {hosts} {'host' if hosts == 1 else 'hosts'}"
+    text = f"{plural(mesh.size, ', '.join(kinds) + ' device')} on {plural(hosts, 'host')}"
     return f"{text} in {slices} slices" if slices > 1 else text

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from shardax.errors import UnknownAxisError, did_you_mean
+from shardax.errors import UnknownAxisError, did_you_mean, plural
 from shardax.names.mesh import MeshLike, MeshSpec
 from shardax.names.mesh_build import describe
 from shardax.report.palette import ink, ramp
@@ -213,10 +213,10 @@ def draw_mesh(mesh: MeshLike, axis: str | None = None) -> MeshDrawing:
     spec = MeshSpec.of(mesh)
     real = mesh if isinstance(mesh, Mesh) else None
     chosen = axis or next((name for name, size in reversed(spec.shape.items()) if size > 1), spec.names[-1])
-    words = describe(real).devices if real is not None else f"{spec.size} abstract devices"
+    words = describe(real).devices if real is not None else plural(spec.size, "abstract device")
     seats = _real_seats(real) if real is not None else _plain_seats(spec)
     if len(seats) > MOST_SHOWN:
-        words = f"{words}; the first {MOST_SHOWN} are drawn"
+        words = f"{words}; the first {MOST_SHOWN:,} are drawn"
     return MeshDrawing(spec, tuple(seats[:MOST_SHOWN]), chosen, words).coloured_by(chosen)
 
 
