@@ -10,11 +10,7 @@ from mkdocs.structure.files import File, Files
 
 INDEX = Path(__file__).parents[1] / "src" / "shardax" / "__init__.pyi"
 TESTING = INDEX.parent / "testing" / "__init__.py"
-PYTEST = (
-    "shardax.testing.plugin.process_pool",
-    "shardax.testing.locks.sharding_lock",
-    "shardax.testing.locks.SharedLock",
-)
+PYTEST = [f"shardax.testing.{name}" for name in ("plugin.process_pool", "locks.sharding_lock", "locks.SharedLock")]
 ROOMS = ("names", "arrays", "state", "cluster", "data", "proving", "report")
 
 
@@ -25,7 +21,7 @@ def imported(index: Path) -> list[str]:
 
 
 def public_names() -> dict[str, list[str]]:
-    """Full names by page: a room's own; error classes; what tests use; `Table`, which every room returns, is the report's."""
+    """Full names by page: those of a room, error classes, and what tests use; `Table` stands with the reports."""
     found: dict[str, list[str]] = {page: [] for page in (*ROOMS, "errors")}
     for name in imported(INDEX):
         page = name.split(".")[1]
@@ -34,11 +30,9 @@ def public_names() -> dict[str, list[str]]:
 
 
 def page_text(page: str, names: list[str]) -> str:
-    """The source of one page: a heading and one directive a name; the package's words where they are for its users."""
-    intro = (
-        [f"::: shardax.{page}\n    options: {{members: false, show_root_heading: false}}"] if page == "testing" else []
-    )
-    return "\n\n".join([f"# {page}", *intro, *(f"::: {name}" for name in names)])
+    """The source of one page: a heading and one directive a name."""
+    lead = ["::: shardax.testing\n    options: {members: false, show_root_heading: false}"] if page == "testing" else []
+    return "\n\n".join([f"# {page}", *lead, *(f"::: {name}" for name in names)])
 
 
 def on_files(files: Files, config: object) -> Files:
