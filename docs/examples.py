@@ -1,7 +1,7 @@
 """griffe extension: docstrings and signatures as their reader wants them.
 
-Examples of docstrings become code: to Markdown, `>>>` would be three quotations in each other. Fields of a dataclass that
-are private are left out of its signature, and fields that a function of ours makes show the default that it gives.
+Examples of docstrings become code: to Markdown, `>>>` would be three quotations in each other. Private fields of a
+dataclass are left out of its signature, and fields that a function of ours makes show the default that it gives.
 """
 
 import ast
@@ -21,7 +21,7 @@ def fenced(text: str) -> str:
 def default_of(call: str) -> str | None:
     """The default of a field of `PartitionAxis`, as `_axis` gives it; None for what is no such field.
 
-    >>> default_of('_axis(TENSOR_PARALLEL, "tp")'), default_of('_axis(HEAD, follows="x")'), default_of("_axis(HEAD_DIM)")
+    >>> default_of('_axis(TENSOR_PARALLEL, "tp")'), default_of('_axis(HEAD, follows="x")'), default_of("_axis(HEAD)")
     ("'tp'", 'NOT_GIVEN', 'None')
     """
     if not call.startswith("_axis("):
