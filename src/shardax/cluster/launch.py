@@ -47,6 +47,13 @@ def launch(
     `sx.initialize()` in the script finds its place. With `devices` each process has that many simulated CPU devices.
     Every line of output has its rank in front. When one process fails the others get `grace` seconds, then SIGTERM,
     then SIGKILL; Ctrl-C and SIGTERM are passed on to all. A death by signal n counts as exit code 128 + n.
+
+    >>> import io
+    >>> output = io.StringIO()
+    >>> launch(["-c", "print('hello')"], processes=2, output=output)
+    0
+    >>> sorted(output.getvalue().splitlines())
+    ['[0] hello', '[1] hello']
     """
     if processes < 1:
         raise ClusterError(f"cannot launch {processes} processes", remedy="at least 1")

@@ -34,7 +34,8 @@ def assert_fits(proof: Proof, margin: str | int = 0) -> None:
     """The step fits its device, with at least `margin` to spare ("4GB", bytes).
 
     >>> import jax, shardax as sx
-    >>> proof = sx.prove(lambda x: x + 1, jax.ShapeDtypeStruct((8,), "float32"), target="cpu:1", mesh="dp=1", in_specs=jax.P())
+    >>> x = jax.ShapeDtypeStruct((8,), "float32")
+    >>> proof = sx.prove(lambda x: x + 1, x, target="cpu:1", mesh="dp=1", in_specs=jax.P())
     >>> sx.assert_fits(proof, margin="1GB")
     Traceback (most recent call last):
         ...
