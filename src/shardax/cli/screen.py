@@ -25,13 +25,20 @@ WIDTH_OF_A_FILE, LINES_OF_A_FILE = 118, 40
 PACKAGE = str(Path(shardax.__file__).parent)
 
 
+class Screen(Console):
+    """A console whose reader may leave, as `head` does: rich would make it exit code 1, which means "no" here."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 @cache
 def console(stderr: bool = False) -> Console:
     """Standard output or error; one that is no terminal is as wide as our text."""
-    found = Console(stderr=stderr, highlight=False)
+    found = Screen(stderr=stderr, highlight=False)
     if found.is_terminal or "COLUMNS" in os.environ:
         return found
-    return Console(stderr=stderr, highlight=False, width=WIDTH_OF_A_FILE)
+    return Screen(stderr=stderr, highlight=False, width=WIDTH_OF_A_FILE)
 
 
 def show(*values: Any) -> None:
