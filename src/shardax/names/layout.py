@@ -28,7 +28,7 @@ from shardax.names.paths import flatten, rebuild
 from shardax.names.rules import Rules
 from shardax.names.spec import OnMisfit, as_spec, check_misfit_policy, fit_cached, misfit_error
 from shardax.names.tokens import MODE_TRAIN
-from shardax.tables import Table, notebook_html, show_bytes
+from shardax.tables import Reported, Table, show_bytes
 
 
 class ResolvesAxes(Protocol):
@@ -40,7 +40,7 @@ class ResolvesAxes(Protocol):
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Reported):
     """One decision per leaf on one mesh. `specs` and `shardings` have the structure of the tree it was made for."""
 
     mesh: AnyMesh
@@ -155,9 +155,6 @@ class Layout:
 
     def __str__(self) -> str:
         return str(self.table(most=40))
-
-    def _repr_html_(self) -> str:
-        return notebook_html(self)
 
     # ---- files ------------------------------------------------------------------------------------------------------
 

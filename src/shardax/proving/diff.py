@@ -10,11 +10,11 @@ from pathlib import Path
 from shardax.errors import Offence
 from shardax.proving.lock import lock_differences
 from shardax.proving.proof import Proof
-from shardax.tables import Table, show_bytes, show_count, show_flops
+from shardax.tables import Reported, Table, show_bytes, show_count, show_flops
 
 
 @dataclass(frozen=True)
-class ProofDiff:
+class ProofDiff(Reported):
     """Two proofs side by side, and every difference in words."""
 
     names: tuple[str, str]

@@ -28,9 +28,9 @@ _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ension(?:s)?":\[)([\d",]*)
 _SIZES = ("size", "stride", "lhs_dilate", "rhs_dilate")
 # Custom calls that compute nothing worth counting.
 _PLUMBING = re.compile(
-    r"AllocateBuffer|AssumeGatherIndicesInBound|GatherScatterIndices\w*|SliceId|PrepareAsync\w*|AsyncCollective\w*|"
-    r"Sharding|SPMD\w*|TODO\(.*|MoveTo\w+|annotate_device_placement|LayoutConstraint|xla\.sdy\..*|TopK|ResizeFilter\w*|"
-    r"X64\w+|PartialReduce|ApproxTopK|NaiveTopK|BufferCopy|Pin|Unpin|CreateBuffer|nop.*|xla_\w*callback\w*|__gpu\$TopK"
+    r"AllocateBuffer|AssumeGatherIndicesInBound|ConcatBitcast|GatherScatterIndices\w*|SliceId|PrepareAsync\w*|"
+    r"AsyncCollective\w*|Sharding|SPMD\w*|TODO\(.*|MoveTo\w+|annotate_device_placement|LayoutConstraint|xla\.sdy\..*|TopK|"
+    r"ResizeFilter\w*|X64\w+|PartialReduce|ApproxTopK|NaiveTopK|BufferCopy|Pin|Unpin|CreateBuffer|nop.*|xla_\w*callback\w*|__gpu\$TopK"
 )
 
 
