@@ -81,9 +81,8 @@ class Check(Reported):
     @property
     def how_far(self) -> str:
         """How much of the program was seen."""
-        seen = f"all {self.operations:,} operations walked"
-        if self.unknown:
-            seen = f"{self.operations:,} operations walked, {plural(len(self.unknown), 'of them', 'of them')} opaque"
+        walked = f"{plural(self.operations, 'operation')} walked"
+        seen = f"{walked}, {len(self.unknown):,} of them opaque" if self.unknown else f"all {walked}"
         return f"{seen} in {self.seconds:.1f} s; nothing was compiled"
 
     def to_json(self) -> dict[str, Any]:
