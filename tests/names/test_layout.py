@@ -162,7 +162,7 @@ def test_every_unmatched_leaf_is_listed():
         (lambda: sx.layout(model(), RULES), sx.NoMeshError, "layout needs a mesh and none is in force"),
         (lambda: sx.layout(model(), RULES, "dp=-1"), sx.MeshError, "-1 is inferred by resolve"),
         (lambda: sx.layout(model(), RULES, MESH, on_misfit="ignore"), ValueError, "on_misfit='ignore' is unknown"),
-        (lambda: sx.layout(model(), [], MESH), sx.ShardaxError, ""),
+        (lambda: sx.layout(model(), [], MESH), sx.RuleError, "matched by none of 0 rules"),
     ],
 )
 def test_bad_input(call, kind, words):
