@@ -48,6 +48,7 @@ def test_prove_several_makes_a_comparison(command):
     verdicts = next(line for line in lines if line.startswith("verdict")).split()
     assert (heads[-2:], verdicts) == (["cpu:8", "tpu:v5e:2x4"], ["verdict", "partitions", "fits"])
     assert again.out.count("(kept)") == 2
+    assert "over dp×fsdp " in again.out  # as everywhere
 
 
 def test_without_a_target_there_are_as_many_simulated_devices_as_the_mesh_has(command):
