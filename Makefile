@@ -39,7 +39,7 @@ demo: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]' 2>&1 | (grep -v "^WARNING: Location" || true)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv build dist site .pytest_cache .ruff_cache .hypothesis

@@ -43,7 +43,7 @@ def route(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Where each token goes: [row, token, expert, slot], zero or one; and the same weighted by the router's trust."""
     trust = jax.nn.softmax(logits)
     chosen = jax.nn.one_hot(trust.argmax(-1), EXPERTS)
-    slot = (jnp.cumsum(chosen, axis=1) - 1) * chosen  # the how manieth token of its row that this expert gets
+    slot = (jnp.cumsum(chosen, axis=1) - 1) * chosen  # of the tokens of its row that this expert gets
     kept = chosen * (slot < CAPACITY)
     sent = kept[..., None] * jax.nn.one_hot(slot.sum(-1).astype(int), CAPACITY)[:, :, None, :]
     return sent, sent * trust[..., None]

@@ -1,10 +1,13 @@
 """The house stands: imports go down only, no cycles, one public name once, no stray prints, small modules."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
+from inspect import getdoc
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -100,6 +103,14 @@ def test_public_names_are_listed_once_and_all_load():
     assert not set(names) & rooms, "a public name shadows a module"
     assert sx.__all__ == sorted(names) and set(names) <= set(dir(sx))
     assert not [name for name in names if getattr(sx, name).__doc__ is None and callable(getattr(sx, name))]
+
+
+def test_every_public_function_shows_an_example():
+    functions = [name for name in sx.__all__ if isinstance(getattr(sx, name), FunctionType)]
+    shown = [name for name in functions if re.search(r"^    ?\S|>>> ", getdoc(getattr(sx, name)) or "", re.MULTILINE)]
+    assert len(functions) > 60 and set(functions) - set(shown) == {
+        "estimate"
+    }  # of what proofs are made of; they carry it
 
 
 def test_a_mistyped_public_name_has_a_close_match():

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from shardax.tables import notebooks_show as _notebooks_show
+from shardax.tables import values_show as _values_show
 
 __version__ = "0.1.0"
 
@@ -44,4 +44,10 @@ def _in_a_notebook(value: object) -> str:
     return fragment(value)
 
 
-_notebooks_show(_in_a_notebook)
+def _in_a_terminal(value: object) -> object:
+    from shardax.report.text import renderable
+
+    return renderable(value)
+
+
+_values_show(_in_a_notebook, _in_a_terminal)

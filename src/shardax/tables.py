@@ -9,17 +9,25 @@ import html
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_notebook: list[Callable[[object], str]] = []  # what the front door has registered; the last one counts
+# What the front door has registered; the last one counts.
+_notebook: list[Callable[[object], str]] = []
+_terminal: list[Callable[[object], object]] = []
 
 
-def notebooks_show(show: Callable[[object], str]) -> None:
-    """Say what a notebook shows of a value. Rooms may not reach up to `report/`; the front door hands it down here."""
-    _notebook.append(show)
+def values_show(in_a_notebook: Callable[[object], str], in_a_terminal: Callable[[object], object]) -> None:
+    """Say how values show themselves. Rooms may not reach up to `report/`; the front door hands it down here."""
+    _notebook.append(in_a_notebook)
+    _terminal.append(in_a_terminal)
 
 
-def notebook_html(value: object) -> str:
-    """What a notebook shows of a value: what was registered last, else its text as it is."""
-    return _notebook[-1](value) if _notebook else f"<pre>{html.escape(str(value))}</pre>"
+class Reported:
+    """A value that shows itself as its report does: in a notebook, and where rich prints it."""
+
+    def _repr_html_(self) -> str:
+        return _notebook[-1](self) if _notebook else f"<pre>{html.escape(str(self))}</pre>"
+
+    def __rich__(self) -> object:
+        return _terminal[-1](self) if _terminal else str(self)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,20 @@ def test_the_saved_layout_is_used_on_the_mesh_in_force(tmp_path):
         sx.restore_checkpoint(tmp_path / "bare")
 
 
+def test_the_mesh_in_force_may_have_other_devices_than_the_arrays(tmp_path):
+    small, large = sx.make_mesh("dp=2"), sx.make_mesh("dp=8")
+    tree = {
+        "rows": jax.device_put(np.arange(16.0), jax.NamedSharding(large, jax.P("dp"))),
+        "alone": jax.device_put(np.ones(3), jax.devices()[7]),
+        "host": np.ones(2),
+    }
+    made = sx.layout(tree, [("rows", jax.P("dp")), ("", None)], large)
+    with jax.set_mesh(small):
+        sx.save_checkpoint(tmp_path / "saved", tree)
+        back = sx.restore_checkpoint(tmp_path / "saved", made)
+    assert back["rows"].sharding.mesh == large and np.array_equal(back["rows"], np.arange(16.0))
+
+
 def test_keys_and_plain_scalars_come_back(tmp_path):
     tree = {"k": jax.random.split(jax.random.key(1, impl="rbg"), 8), "lr": 0.5, "f64": np.arange(3.0)}
     sx.save_checkpoint(tmp_path / "c", tree)

@@ -1,7 +1,9 @@
 """Every command as its own process, through the real entry point."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +48,7 @@ def test_prove_several_makes_a_comparison(command):
     verdicts = next(line for line in lines if line.startswith("verdict")).split()
     assert (heads[-2:], verdicts) == (["cpu:8", "tpu:v5e:2x4"], ["verdict", "partitions", "fits"])
     assert again.out.count("(kept)") == 2
+    assert "over dp×fsdp " in again.out  # as everywhere
 
 
 def test_without_a_target_there_are_as_many_simulated_devices_as_the_mesh_has(command):
@@ -107,6 +110,16 @@ def test_output_may_be_cut_short():
     shell = f"{Path(sys.executable).with_name('shardax')} targets v5p --json | head -n 1"
     done = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=100)
     assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_a_reader_who_left_is_no_answer():
+    """Exit code 1 would say that something does not fit."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [Path(sys.executable).with_name("shardax"), "mesh", "dp=2,tp=4"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=100)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 @pytest.mark.parametrize("target", ["tpu:v5e:2x4", "gpu:h100:2x8"])

@@ -1,6 +1,11 @@
 """The demo through its entry point: nothing on the screen but what it has to say, and everything it says is so."""
 
 import re
+import shlex
+import subprocess
+import sys
+
+from shardax.cli.screen import own_command
 
 
 def test_the_demo_trains_is_killed_and_goes_on_as_if_nothing_had_been(command, folder):
@@ -16,13 +21,31 @@ def test_the_demo_trains_is_killed_and_goes_on_as_if_nothing_had_been(command, f
     assert re.search(r"all 24 losses equal to the undisturbed run's", told.out)
     page = (folder / "shown" / "index.html").read_text()
     assert "resumed" in page and "model/blocks/0/up/kernel" in page
-    next_commands = [
-        line.split() for line in told.out.partition("Try next")[2].splitlines() if line.startswith("  shardax")
-    ]
-    assert len(next_commands) == 3
-    for line in next_commands:  # what it says to try works
-        ended = command(*(word.strip('"') for word in line[1:]))
-        assert (ended.code, ended.err) == (0, ""), line
+    suggested = [line.strip() for line in told.out.partition("Try next")[2].splitlines() if line.startswith("  ")]
+    assert len(suggested) == 3 and suggested[1].split()[1] == "prove"  # libtpu is here
+    for line in suggested:  # typed as it stands, it works, also where shardax is on no path
+        ended = subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, timeout=280)
+        assert (ended.returncode, ended.stderr) == (0, ""), line
+
+
+def test_what_to_try_next_works_without_the_tpu_compiler(command):
+    from shardax.demo import example, story
+
+    for line in story.next_commands(str(example.place()), tpu=False):
+        ended = command(*shlex.split(line)[1:])
+        assert (ended.code, ended.err, "tpu" in line) == (0, "", False), line
+
+
+def test_the_command_is_named_as_it_can_be_typed(monkeypatch, tmp_path):
+    beside = tmp_path / ".venv" / "bin" / "shardax"
+    beside.parent.mkdir(parents=True)
+    beside.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(beside.with_name("python")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert own_command() == ".venv/bin/shardax"
+    monkeypatch.setenv("PATH", str(beside.parent))  # as after `source .venv/bin/activate`
+    assert own_command() == "shardax"
 
 
 def test_what_the_demo_needs_is_said(monkeypatch, quickly):

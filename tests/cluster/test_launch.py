@@ -85,6 +85,29 @@ time.sleep(60)
         assert launcher.wait(30) == 0
 
 
+@pytest.mark.parametrize(("failed", "code", "said"), [(False, 130, False), (True, 9, True)])
+def test_ctrl_c_is_nobodys_failure_unless_somebody_had_failed(tmp_path, failed, code, said):
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import os, sys, time
+print("ready", flush=True)
+if {failed} and os.environ["SHARDAX_RANK"] == "1":
+    sys.exit(9)
+time.sleep(60)
+""")
+    command = [sys.executable, "-m", "shardax.cluster.launch", "-n", "2", "--grace", "30", str(script)]
+    with subprocess.Popen(
+        command, env=child_environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        assert {launcher.stdout.readline(), launcher.stdout.readline()} == {"[0] ready\n", "[1] ready\n"}
+        time.sleep(2 if failed else 0)
+        os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does: everyone gets it
+        output = launcher.stdout.read()
+        assert launcher.wait(30) == code, output
+    assert ("before the others" in output) == said
+
+
 def test_a_job_with_initialize_and_simulated_devices(tmp_path):
     source = """
 import shardax as sx

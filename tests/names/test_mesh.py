@@ -338,7 +338,7 @@ def test_sizes_and_indices_inside_shard_map():
 @pytest.mark.parametrize("mesh", ["dp=64,tp=64", sx.MeshSpec("dp=64,tp=64"), sx.MeshSpec("dp=64,tp=64").abstract()])
 def test_describe_an_abstract_mesh(mesh):
     text = str(sx.describe(mesh))
-    assert "unknown (abstract mesh)" in text and "4096 abstract devices" in text
+    assert "unknown (abstract mesh)" in text and "4,096 abstract devices" in text
 
 
 def test_a_device_twice_and_a_bare_dcn_are_errors():

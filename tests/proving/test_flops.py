@@ -127,6 +127,7 @@ def test_library_products_count_and_custom_kernels_are_named():
     kernel = GEMM.replace("__cublas$lt$matmul", "tpu_custom_call")
     assert sx.flops(sx.parse_hlo(hlo(kernel))) == 0
     assert opaque_calls(sx.parse_hlo(hlo(kernel))) == ("tpu_custom_call",)
+    assert opaque_calls(sx.parse_hlo(hlo(GEMM.replace("__cublas$lt$matmul", "ConcatBitcast")))) == ()
     assert opaque_calls(sx.parse_hlo(hlo(GEMM))) == ()
 
 

@@ -87,6 +87,15 @@ def test_the_report_lists_allocations_with_the_shapes_that_share_them():
     assert len(report_buffers(REPORT, most=1)) == 1 and report_buffers("") == []
 
 
+def test_the_tables_of_several_memory_spaces_are_one_list_of_arrays():
+    small, large = (
+        "       24B(100%);        24B;            0;                3; ",
+        "  63.00MiB(100%);   63.00MiB;  0;  1; ",
+    )
+    report = f"{small}(f32[32,128], f32[64,128]), f32[2], 2×(f32[8])\n{small}(f32[8], f32[9])\n{large}f32[2048,8192]\n"
+    assert report_buffers(report) == [(63 << 20, ["f32[2048,8192]"]), (24, ["f32[2]"])]
+
+
 STATS = {
     "argument_size_in_bytes": 10 * GIB,
     "output_size_in_bytes": 6 * GIB,

@@ -247,3 +247,14 @@ def test_it_prints(visit, everything, tmp_path):
     visit(everything, flags=["--no-pdf-header-footer", f"--print-to-pdf={tmp_path}/page.pdf"])
     printed = (tmp_path / "page.pdf").read_bytes()
     assert printed.startswith(b"%PDF") and 3 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 30
+
+
+def test_on_paper_a_table_says_how_many_rows_it_leaves_out(visit):
+    rows = tuple((Cell(f"row {n}"),) for n in range(60))
+    text = page(Grid("Short", (Column("name"),), rows, most=4), Grid("Whole", (Column("name"),), rows[:4], most=4))
+    seen = "[...document.querySelectorAll('.rest')].map(each => [each.textContent, each.offsetHeight > 0])"
+    assert visit(text, RESULT % seen).result == [["… and 56 more rows", False]]  # a screen has a button
+    on_paper = text.replace("@media print", "@media all")
+    assert visit(on_paper, RESULT % seen).result == [["… and 56 more rows", True]]
+    asked = "document.querySelector('.tools button').click();"
+    assert visit(on_paper, asked + RESULT % seen).result == [["… and 56 more rows", False]]

@@ -76,6 +76,8 @@ def test_abstract_meshes_and_live_ones():
         "mesh dp=2,tp=2: each device shows its place along 'tp'\n  0 1\n  0 1\n4 abstract devices"
     )
     assert str(sx.draw(sx.make_mesh("dp=2,tp=4"))).endswith("  0 1 2 3 0 1 2 3\n8 cpu devices on 1 host")
+    assert str(sx.draw(sx.MeshSpec.of("dp=1"))).endswith("  0\n1 abstract device")
+    assert str(sx.draw(sx.make_mesh("dp=1"))).endswith("  0\n1 cpu device on 1 host")
 
 
 def test_the_axis_of_the_colours_can_be_chosen():
@@ -117,7 +119,7 @@ def test_seats_do_not_cover_each_other():
 def test_what_is_too_large_to_draw_is_said():
     drawing = draw_mesh("dp=64,tp=64")
     assert len(drawing.seats) == MOST_SHOWN
-    assert drawing.words == "4096 abstract devices; the first 1024 are drawn"
+    assert drawing.words == "4,096 abstract devices; the first 1,024 are drawn"
 
 
 TARGETS = ["tpu:v5e:2x4", "tpu:v5e:4x4", "tpu:v5e:1x1", "tpu:v5p:2x2x2", "tpu:v4:2x2x4", "tpu:v6e:4x4", "tpu:v5e:4x4*2"]

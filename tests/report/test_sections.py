@@ -48,7 +48,7 @@ def test_layout(layout):
     assert stats["leaves"] == "4"
     held = blocks(section, Bars)[0]
     assert sum(bar.size for bar in held.bars) == layout.bytes_per_device
-    leaves = subsection(section, "Every leaf").blocks[0]
+    leaves = subsection(section, "Leaves").blocks[0]
     assert {row[0].text for row in leaves.rows} == set(layout.by_path)
     assert sum(row[3].sort for row in leaves.rows) == layout.bytes_per_device
     assert sum(row[3].share for row in leaves.rows) == pytest.approx(1)
@@ -240,9 +240,17 @@ def test_code_sites_are_limited_and_say_so(fits):
     assert lines.most == 8 and lines.unit == "sent by each device"
 
 
+def test_every_leaf_is_listed_once_more_only_where_some_are_alike():
+    leaf = jax.ShapeDtypeStruct((4, 4), "float32")
+    for tree, listed in (({"up": leaf, "down": leaf}, [2]), ({"layers": [leaf, leaf]}, [1, 2])):
+        section = layout_section(sx.layout(tree, [(".*", None)], "tp=2"))
+        named = [part for part in section.blocks if isinstance(part, Section) and "lea" in part.title.lower()]
+        assert [len(part.blocks[0].rows) for part in named] == listed
+
+
 def test_very_many_leaves_keep_the_largest_and_say_how_many_there_are():
     tree = {f"w{n}": jax.ShapeDtypeStruct((n + 1, 4), "float32") for n in range(2100)}
-    leaves = subsection(layout_section(sx.layout(tree, [(".*", None)], "tp=2")), "Every leaf").blocks[0]
+    leaves = subsection(layout_section(sx.layout(tree, [(".*", None)], "tp=2")), "Leaves").blocks[0]
     assert (len(leaves.rows), leaves.total) == (2000, 2100)
     assert leaves.rows[0][0].text == "w2099" and leaves.rows[-1][0].text == "w100"
 

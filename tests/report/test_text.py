@@ -184,3 +184,10 @@ def test_rich_prints_a_renderable(layout):
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(renderable(layout))
     assert console.export_text().startswith("Layout on mesh dp=2,fsdp=2,tp=2\n")
+
+
+def test_values_show_themselves_where_rich_prints_them(fits, layout):
+    for value in (fits, fits.ledger, layout, layout.analysis(), layout.diff(layout), sx.diff(fits, fits)):
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(value)
+        assert console.export_text() == printed(value) != f"{value}\n"

@@ -82,6 +82,13 @@ def restore_checkpoint(path: str | Path, layout: Any = None, *, step: int | None
 
     Without a layout, the one that was saved is used on the mesh in force. Without a step, the latest is read. Every
     leaf that is missing, of another shape or dtype, or not what was saved is listed.
+
+    >>> import tempfile, shardax as sx
+    >>> made = sx.layout({"w": np.arange(8.0)}, {"w": jax.P("dp")}, sx.make_mesh("dp=8"))
+    >>> with tempfile.TemporaryDirectory() as folder, jax.set_mesh(sx.make_mesh("dp=4")):
+    ...     _ = save_checkpoint(folder, sx.put({"w": np.arange(8.0)}, made), layout=made, step=3)
+    ...     restore_checkpoint(folder)["w"].sharding.shard_shape((8,))  # the mesh in force has four devices
+    (2,)
     """
     orbax = _orbax()
     target = _find(Path(path).absolute(), step)

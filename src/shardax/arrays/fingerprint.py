@@ -32,7 +32,10 @@ def fingerprint(leaf: Any) -> list[str]:
     shape = np.shape(leaf)
     if 0 in shape:
         return []
-    sums = _hasher(leaf.sharding if isinstance(leaf, jax.Array) else None)(leaf)
+    sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    with jax.set_mesh(mesh):  # pyright: ignore[reportArgumentType]  (the caller's may have other devices: jit refuses ours)
+        sums = _hasher(sharding)(leaf)
     return [f"{low:08x}{high:08x}" for low, high in np.asarray(sums.addressable_data(0)).tolist()]
 
 

@@ -75,6 +75,8 @@ def _run(command: Callable[[], Answer], *, as_json: bool, debug: bool) -> int:
     try:
         with aside:
             answer = command()
+    except BrokenPipeError:
+        raise  # nobody reads: `main` knows
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return Code.INTERRUPTED

@@ -41,7 +41,7 @@ def _rows(proofs: Sequence[Proof]) -> Iterator[tuple[str, list[str]]]:
     yield row("  bound by", (proof.estimate.bottleneck if proof.estimate else "-" for proof in proofs))
     yield row("sent by each device", (_unless_refused(proof, show_bytes(proof.ledger.wire_bytes)) for proof in proofs))
     for op, axes in sorted({(found.op, found.axes) for proof in proofs for found in proof.ledger}):
-        yield row(f"  {op} over {', '.join(axes) or 'no axis'}", (_times(proof, op, axes) for proof in proofs))
+        yield row(f"  {op} over {'×'.join(axes) or 'no axis'}", (_times(proof, op, axes) for proof in proofs))
     yield row("donations lost", (str(len(proof.lost_donations) or "") for proof in proofs))
     yield row("not as asked", (str(len(proof.not_as_asked) or "") for proof in proofs))
     yield row("compiled in", (f"{proof.compile_seconds:.1f} s{' (kept)' * proof.cached}" for proof in proofs))

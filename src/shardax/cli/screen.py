@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import shutil
 import sys
 import textwrap
 import traceback
@@ -24,13 +25,20 @@ WIDTH_OF_A_FILE, LINES_OF_A_FILE = 118, 40
 PACKAGE = str(Path(shardax.__file__).parent)
 
 
+class Screen(Console):
+    """A console whose reader may leave, as `head` does: rich would make it exit code 1, which means "no" here."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 @cache
 def console(stderr: bool = False) -> Console:
     """Standard output or error; one that is no terminal is as wide as our text."""
-    found = Console(stderr=stderr, highlight=False)
+    found = Screen(stderr=stderr, highlight=False)
     if found.is_terminal or "COLUMNS" in os.environ:
         return found
-    return Console(stderr=stderr, highlight=False, width=WIDTH_OF_A_FILE)
+    return Screen(stderr=stderr, highlight=False, width=WIDTH_OF_A_FILE)
 
 
 def show(*values: Any) -> None:
@@ -171,6 +179,10 @@ def short_path(path: str) -> str:
         return path
 
 
-def is_interactive() -> bool:
-    """Does a person watch?"""
-    return sys.stdout.isatty()
+def own_command() -> str:
+    """How to call this program again from here: `make demo` runs one that is on no PATH."""
+    beside = Path(sys.executable).with_name("shardax")
+    found = shutil.which("shardax")
+    if not beside.exists() or (found is not None and Path(found).absolute() == beside):
+        return "shardax"
+    return short_path(str(beside))

@@ -46,7 +46,15 @@ def launch(
 
     `sx.initialize()` in the script finds its place. With `devices` each process has that many simulated CPU devices.
     Every line of output has its rank in front. When one process fails the others get `grace` seconds, then SIGTERM,
-    then SIGKILL; Ctrl-C and SIGTERM are passed on to all. A death by signal n counts as exit code 128 + n.
+    then SIGKILL; Ctrl-C and SIGTERM are passed on to all. A death by signal n counts as exit code 128 + n, and so does
+    a job that Ctrl-C has ended.
+
+    >>> import io
+    >>> output = io.StringIO()
+    >>> launch(["-c", "print('hello')"], processes=2, output=output)
+    0
+    >>> sorted(output.getvalue().splitlines())
+    ['[0] hello', '[1] hello']
     """
     if processes < 1:
         raise ClusterError(f"cannot launch {processes} processes", remedy="at least 1")
@@ -58,8 +66,11 @@ def launch(
     try:
         for rank in range(processes):
             started.append(_start(_command(argv), {**shared, RANK: str(rank), **(env or {})}, rank, processes, sink))
-        with _Forwarding([process.popen for process in started]):
-            return _follow(started, grace, sink)
+        with _Forwarding([process.popen for process in started]) as forwarding:
+            first = _follow(started, grace)
+        if first is None:
+            return 0
+        return 128 + signal.SIGINT if forwarding.interrupted else _say_who_failed(first, processes, sink)
     finally:
         for process in started:
             if process.popen.poll() is None:
@@ -107,8 +118,8 @@ def _prefix(stream: IO[str], label: str, sink: TextIO) -> None:
         sink.flush()
 
 
-def _follow(started: list[_Process], grace: float, sink: TextIO) -> int:
-    """Wait for all; end the rest after the first failure."""
+def _follow(started: list[_Process], grace: float) -> _Process | None:
+    """Wait for all; end the rest after the first failure, which is returned."""
     first: _Process | None = None
     deadline = 0.0
     escalation = [signal.SIGTERM, signal.SIGKILL]
@@ -121,13 +132,15 @@ def _follow(started: list[_Process], grace: float, sink: TextIO) -> int:
                 process.popen.send_signal(number)
             deadline = time.monotonic() + grace
         time.sleep(0.05)
-    first = first or _failed(started)
-    if first is None:
-        return 0
+    return first or _failed(started)
+
+
+def _say_who_failed(first: _Process, processes: int, sink: TextIO) -> int:
+    """The exit code of the first failure, after a line about it."""
     first.reader.join(2)
     code = first.popen.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-    sink.write(f"shardax launch: rank {first.rank} of {len(started)} {how}, before the others\n")
+    sink.write(f"shardax launch: rank {first.rank} of {processes} {how}, before the others\n")
     sink.flush()
     return code if code > 0 else 128 - code
 
@@ -142,17 +155,20 @@ class _Forwarding:
     def __init__(self, children: list[subprocess.Popen[str]]) -> None:
         self._children = children
         self._earlier: dict[int, object] = {}
+        self.interrupted = False  # by Ctrl-C: then nobody failed
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Forwarding:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._earlier[number] = signal.signal(number, self._forward)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._earlier.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted |= number == signal.SIGINT and not any(child.poll() for child in self._children)
         for child in self._children:
             if child.poll() is None:
                 child.send_signal(number)

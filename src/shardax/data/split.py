@@ -154,6 +154,10 @@ def row_split(sharding: ShardingLike, shape: Sequence[int], processes: Processes
     `sharding` is a jax sharding, or `(mesh, spec)` where the mesh may be text such as "dp=2,tp=4". `processes` says
     which process owns which device: in mesh order, by device, or as a function; without it every device is asked for
     its `process_index`.
+
+    >>> split = row_split(("dp=2,tp=4", ["dp"]), (32, 128), processes=[0, 0, 1, 1, 2, 2, 3, 3])
+    >>> [(int(split.rows(process)[0]), len(split.rows(process))) for process in split.processes]  # the first, how many
+    [(0, 16), (0, 16), (16, 16), (16, 16)]
     """
     size = tuple(int(n) for n in shape)
     if not size or min(size) < 0 or size[0] < 1:
@@ -223,7 +227,9 @@ def _owner(processes: Processes | None, devices: list[Any]) -> Callable[[Any], i
     else:
         flat = np.asarray(processes).ravel()
         if len(flat) != len(devices):
-            raise SplitError(f"processes names {len(flat)} owners for {plural(len(devices), 'device')} of the mesh")
+            raise SplitError(
+                f"processes names {plural(len(flat), 'owner')} for {plural(len(devices), 'device')} of the mesh"
+            )
         owned = dict(zip(devices, flat.tolist(), strict=True))
     return lambda device: int(owned[device])
 

@@ -18,7 +18,7 @@ from shardax.cli.answer import Answer, Code
 from shardax.cli.comparison import comparison
 from shardax.cli.files import require_writable
 from shardax.cli.proofs import prove_one
-from shardax.cli.screen import console, short_path, show
+from shardax.cli.screen import console, own_command, short_path, show
 from shardax.cluster.simulate import simulate
 from shardax.demo import example
 from shardax.demo.bar import TrainingBar
@@ -115,7 +115,7 @@ def _chapter(title: str) -> None:
 def _largest(layout: Layout, most: int) -> Grid:
     """The first rows of the layout table: layers that are alike stand together."""
     held, whole = show_bytes(layout.bytes_per_device), show_bytes(layout.nbytes)
-    words = f"{plural(len(layout.decisions), 'array')}, {whole}; {held} of it on every device"
+    words = f"{plural(len(layout.decisions), 'array')}, {whole} in all; each device holds {held}"
     return replace(alike_grid(layout.decisions), title="", most=most, notes=(words,))
 
 
@@ -171,12 +171,15 @@ def _report(folder: Path, values: Sequence[object], alone: Losses, lives: tuple[
 
 
 def _end(page: Path, seconds: float) -> None:
-    file = short_path(str(example.place()))
     _say(f"wrote {page}: all of this as one page; {seconds:.0f} s in all")
     _chapter("Try next")
-    for command in (
-        f"shardax layout {file} --explain up/kernel",
-        f"shardax prove {file} -t tpu:v5p:2x2x2 -m dp=1,fsdp=8,tp=1 -m dp=2,fsdp=2,tp=2",
-        'shardax mesh "dp=2,fsdp=-1" --target tpu:v5e:4x8',
-    ):
+    tpu = Target.of(TARGETS[1]).missing is None
+    for command in next_commands(short_path(str(example.place())), tpu=tpu):
         console().print(Text(f"  {command}", "cyan"), soft_wrap=True)  # whole, so that it can be copied
+
+
+def next_commands(file: str, *, tpu: bool) -> list[str]:
+    """Three commands that work as they stand, from here; a compiler that is missing is not asked."""
+    prove = f"prove {file} -t tpu:v5e:2x4 -t tpu:v6e:2x4" if tpu else f"check {file} --mesh dp=2,fsdp=8,tp=4"
+    mesh = 'mesh "dp=2,fsdp=-1" --target tpu:v5e:4x8' if tpu else 'mesh "dp=2,fsdp=2,tp=2" --axis fsdp'
+    return [f"{own_command()} {words}" for words in (f"layout {file} --explain up/kernel", prove, mesh)]

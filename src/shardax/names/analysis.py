@@ -17,7 +17,7 @@ from shardax.names.decision import Decision, itemsize_of
 from shardax.names.mesh import MeshLike, MeshSpec, required_mesh
 from shardax.names.paths import flatten, rebuild
 from shardax.names.spec import FREE, as_spec, axes_in, axes_of, canonical, entries_of, fit_cached, shard_count_of
-from shardax.tables import Table, show_bytes
+from shardax.tables import Reported, Table, show_bytes
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Offender:
 
 
 @dataclass(frozen=True)
-class LayoutAnalysis:
+class LayoutAnalysis(Reported):
     """Totals of a layout and its worst offenders, largest first."""
 
     mesh: MeshSpec

@@ -27,11 +27,11 @@ from shardax.names.paths import flatten, rebuild
 from shardax.names.rules import Rules
 from shardax.names.spec import OnMisfit, check_misfit_policy
 from shardax.names.tokens import MODE_TRAIN
-from shardax.tables import Table, notebook_html, show_bytes
+from shardax.tables import Reported, Table, show_bytes
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Reported):
     """One decision per leaf on one mesh. `specs` and `shardings` have the structure of the tree it was made for."""
 
     mesh: AnyMesh
@@ -146,9 +146,6 @@ class Layout:
 
     def __str__(self) -> str:
         return str(self.table(most=40))
-
-    def _repr_html_(self) -> str:
-        return notebook_html(self)
 
     # ---- files ------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from shardax.names.decision import Decision
 from shardax.names.spec import FREE, Correction, Fit, MeshShape, axes_of
-from shardax.tables import Table, show_bytes
+from shardax.tables import Reported, Table, show_bytes
 
 
 def spec_to_json(spec: PartitionSpec) -> list[Any]:
@@ -57,7 +57,7 @@ def _decision_from_json(row: Any, mesh: MeshShape) -> Decision:
 
 
 @dataclass(frozen=True)
-class LayoutDiff:
+class LayoutDiff(Reported):
     """Leaf by leaf, what a second layout does otherwise. Falsy when nothing differs."""
 
     mesh: tuple[str, str]

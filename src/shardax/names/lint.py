@@ -17,7 +17,7 @@ from shardax.names.paths import flatten
 from shardax.names.rules import Rules
 from shardax.names.spec import MeshShape, fit_cached, mesh_shape
 from shardax.names.tokens import MODE_TRAIN
-from shardax.tables import Table
+from shardax.tables import Reported, Table
 
 Kind = Literal[
     "no-leaves", "not-an-array", "unmatched", "unused", "shadowed", "unknown-axis", "duplicate", "rank", "indivisible"
@@ -38,7 +38,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class LintReport:
+class LintReport(Reported):
     """What `lint` found; empty means that every leaf has its rule, every rule a leaf, and every spec fits."""
 
     findings: tuple[Finding, ...]

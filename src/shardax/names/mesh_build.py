@@ -257,9 +257,9 @@ def _crosses(mesh: AnyMesh, axis: int) -> str:
 
 def _devices_in_words(mesh: AnyMesh) -> str:
     if not isinstance(mesh, Mesh):
-        return f"{mesh.size} abstract devices"
+        return plural(mesh.size, "abstract device")
     kinds = sorted({device.device_kind for device in mesh.devices.flat})
     hosts = len({device.process_index for device in mesh.devices.flat})
     slices = len({getattr(device, "slice_index", 0) or 0 for device in mesh.devices.flat})
-    text = f"{mesh.size} {', '.join(kinds)} devices on {hosts} {'host' if hosts == 1 else 'hosts'}"
+    text = f"{plural(mesh.size, ', '.join(kinds) + ' device')} on {plural(hosts, 'host')}"
     return f"{text} in {slices} slices" if slices > 1 else text

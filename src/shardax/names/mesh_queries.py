@@ -24,7 +24,11 @@ def get_incontext_mesh(raise_error: bool = True) -> AnyMesh:
 
 
 def get_mesh_axis_names(mesh: MeshLike | None = None) -> list[str]:
-    """The axis names of a mesh (or of the one in force), major axis first."""
+    """The axis names of a mesh (or of the one in force), major axis first.
+
+    >>> get_mesh_axis_names("dp=2,tp=4")
+    ['dp', 'tp']
+    """
     return [str(name) for name in required_mesh(mesh, "get_mesh_axis_names").axis_names]
 
 
@@ -58,12 +62,27 @@ def get_axes_size_in_mesh(names: str | Sequence[str] | None, mesh: MeshLike | No
 
 
 def get_mesh_axis_size(names: str | Sequence[str]) -> int:
-    """Inside `shard_map`: the product of the sizes of the named axes; `()` → 1."""
+    """Inside `shard_map`: the product of the sizes of the named axes; `()` → 1.
+
+    >>> def add(rows):
+    ...     return rows + get_mesh_axis_size(("dp", "tp"))
+    >>> with jax.set_mesh(jax.make_mesh((2, 4), ("dp", "tp"))):
+    ...     jax.shard_map(add, in_specs=jax.P(), out_specs=jax.P())(np.zeros(2, int)).tolist()
+    [8, 8]
+    """
     return math.prod(jax.lax.axis_size(name) for name in _axis_names(names))
 
 
 def get_submesh_device_index(names: str | Sequence[str]) -> jax.Array | int:
-    """Inside `shard_map`: this device's row-major index over the named axes (major → minor); `()` → 0."""
+    """Inside `shard_map`: this device's row-major index over the named axes (major → minor); `()` → 0.
+
+    >>> def number(rows):
+    ...     return rows + get_submesh_device_index(("tp", "dp"))
+    >>> mesh = jax.make_mesh((2, 4), ("dp", "tp"), (jax.sharding.AxisType.Auto,) * 2)
+    >>> whole = jax.P(("dp", "tp"))
+    >>> jax.shard_map(number, mesh=mesh, in_specs=whole, out_specs=whole)(np.zeros(8, int)).tolist()
+    [0, 2, 4, 6, 1, 3, 5, 7]
+    """
     index: jax.Array | int = 0
     for name in _axis_names(names):
         index = index * jax.lax.axis_size(name) + jax.lax.axis_index(name)

@@ -56,7 +56,14 @@ def optimizer_layout(tx_or_abstract_state: Any, params_layout: Layout, extra_axi
 
 
 def unmatched_slots(layout: Layout) -> tuple[Decision, ...]:
-    """The slots of an optimiser layout that belong to no parameter."""
+    """The slots of an optimiser layout that belong to no parameter.
+
+    >>> import jax, shardax as sx
+    >>> weight, table = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 4), (100, 3)))
+    >>> params = sx.layout({"w": weight}, [("w", jax.P("dp"))], "dp=2")
+    >>> [slot.path for slot in unmatched_slots(optimizer_layout({"momentum": {"w": weight}, "table": table}, params))]
+    ['table']
+    """
     return tuple(decision for decision in layout.decisions if decision.rule == UNMATCHED)
 
 

@@ -41,7 +41,14 @@ class Buffer:
 
 
 def largest_buffers(module: HloModule, count: int = 10) -> tuple[Buffer, ...]:
-    """The largest results of kernels, one for each line and shape."""
+    """The largest results of kernels, one for each line and shape.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from shardax.proving.hlo import parse_hlo
+    >>> product = jax.jit(jnp.matmul).lower(jnp.ones((8, 16)), jnp.ones((16, 4))).compile()
+    >>> [(found.bytes, found.shape) for found in largest_buffers(parse_hlo(product.as_text()))]
+    [(128, (8, 4))]
+    """
     on_chip = ":T(" in module.header
     found: list[tuple[int, ArrayShape, Execution, int]] = []
     with consistent(module.name):

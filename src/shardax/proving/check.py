@@ -26,7 +26,7 @@ from shardax.proving.rebind import Result, placed_leaves, results_of, trace_on, 
 from shardax.proving.site import Site
 from shardax.proving.step import Names, Step
 from shardax.proving.tracing import Call
-from shardax.tables import Table, notebook_html, parse_bytes, show_bytes
+from shardax.tables import Reported, Table, parse_bytes, show_bytes
 
 _SHOWN = 20
 _WIDTH = 118
@@ -35,7 +35,7 @@ _number = count(1)
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Reported):
     """The places of a step where data travels, and those where how it travels is ambiguous.
 
     Iterable over its `Site`s; `check.ledger` adds them up by axis, line and kind as a proof's ledger does.
@@ -81,9 +81,8 @@ class Check:
     @property
     def how_far(self) -> str:
         """How much of the program was seen."""
-        seen = f"all {self.operations:,} operations walked"
-        if self.unknown:
-            seen = f"{self.operations:,} operations walked, {plural(len(self.unknown), 'of them', 'of them')} opaque"
+        walked = f"{plural(self.operations, 'operation')} walked"
+        seen = f"{walked}, {len(self.unknown):,} of them opaque" if self.unknown else f"all {walked}"
         return f"{seen} in {self.seconds:.1f} s; nothing was compiled"
 
     def to_json(self) -> dict[str, Any]:
@@ -121,9 +120,6 @@ class Check:
 
     def __str__(self) -> str:
         return "\n".join(_text(self))
-
-    def _repr_html_(self) -> str:
-        return notebook_html(self)
 
 
 _COLUMNS = ("op", "axes", "times", "payload", "on the wire", "phase", "how", "what", "where", "")

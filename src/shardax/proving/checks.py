@@ -31,7 +31,17 @@ KINDS = (
 
 
 def assert_fits(proof: Proof, margin: str | int = 0) -> None:
-    """The step fits its device, with at least `margin` to spare ("4GB", bytes)."""
+    """The step fits its device, with at least `margin` to spare ("4GB", bytes).
+
+    >>> import jax, shardax as sx
+    >>> x = jax.ShapeDtypeStruct((8,), "float32")
+    >>> proof = sx.prove(lambda x: x + 1, x, target="cpu:1", mesh="dp=1", in_specs=jax.P())
+    >>> sx.assert_fits(proof, margin="1GB")
+    Traceback (most recent call last):
+        ...
+    shardax.errors.ProofFailure: cpu:1 has no device memory to fit
+    prove for a device, for example target="tpu:v5p:2x2x1" or "gpu:h100:8"
+    """
     __tracebackhide__ = True
     wanted = parse_bytes(margin)
     if proof.fits is None:
@@ -56,6 +66,11 @@ def assert_collectives(
 
     A count is of executions (a collective in a scan of 32 counts 32 times). Axes are one name or a tuple of names;
     an axis that is not mentioned may do as it likes, unless `exact`. A `Check` will do for a proof.
+
+    >>> import jax, shardax as sx
+    >>> rows = jax.ShapeDtypeStruct((64, 32), "float32")
+    >>> check = sx.check(lambda x: x.sum(), rows, mesh="dp=8", in_specs=jax.P("dp"))
+    >>> sx.assert_collectives(check, {"all-reduce": {"dp": 1}}, no=["all-gather"])
     """
     __tracebackhide__ = True
     wanted = {
@@ -133,6 +148,17 @@ def assert_no_replication_over(
     """No array of the step costs `threshold` or more on every device of the mesh (or on every device along `axes`).
 
     `ignore` are beginnings of paths that may.
+
+    >>> import jax, shardax as sx
+    >>> weight = jax.ShapeDtypeStruct((1024, 1024), "float32")
+    >>> check = sx.check(lambda weight: weight * 2, weight, mesh="dp=2,tp=4", in_specs=jax.P("tp"))
+    >>> sx.assert_no_replication_over(check, "1MB")
+    >>> sx.assert_no_replication_over(check, "1MB", axes=["dp"])
+    Traceback (most recent call last):
+        ...
+    shardax.errors.ProofFailure: 2 arrays of 1 MiB or more replicated by <lambda>
+      result: 1 MiB on every device along dp, 2 copies; 512 KiB could be saved [spec P('tp', None)]
+      weight: 1 MiB on every device along dp, 2 copies; 512 KiB could be saved [spec P('tp',)]
     """
     __tracebackhide__ = True
     if isinstance(proof, (str, int)):  # either order reads well
@@ -162,7 +188,15 @@ def assert_no_replication_over(
 
 
 def assert_donated(proof: Proof, *paths: str) -> None:
-    """Every donated buffer (or those whose paths begin so) is reused; a named one must have been donated at all."""
+    """Every donated buffer (or those whose paths begin so) is reused; a named one must have been donated at all.
+
+    >>> import jax, shardax as sx
+    >>> state, gradient = jax.ShapeDtypeStruct((8, 4), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
+    >>> def step(state, gradient):
+    ...     return state - gradient
+    >>> proof = sx.prove(step, state, gradient, in_specs=jax.P("dp"), mesh="dp=2", target="cpu:2", donate="state")
+    >>> sx.assert_donated(proof, "state")
+    """
     __tracebackhide__ = True
     problems = [
         Offence(lost.path, f"was donated and is not reused: {show_bytes(lost.bytes)} per device held twice")
@@ -192,7 +226,17 @@ def _heads(proof: Proof) -> list[str]:
 
 
 def assert_sharded(tree: Any, layout: Any, mesh: Any = None) -> None:
-    """Every array of a tree lies as a layout says (a `Layout`, or a tree of specs or shardings shaped like it)."""
+    """Every array of a tree lies as a layout says (a `Layout`, or a tree of specs or shardings shaped like it).
+
+    >>> import jax, jax.numpy as jnp, shardax as sx
+    >>> rows = jax.device_put(jnp.ones((8, 2)), jax.NamedSharding(sx.make_mesh("dp=8"), jax.P("dp")))
+    >>> sx.assert_sharded({"rows": rows}, {"rows": jax.P("dp")})
+    >>> sx.assert_sharded({"rows": rows}, {"rows": jax.P(None, "dp")})
+    Traceback (most recent call last):
+        ...
+    shardax.errors.ProofFailure: 1 leaf not as the layout says
+      rows: lies as P('dp',), not as P(None, 'dp') [shape (8, 2)]
+    """
     __tracebackhide__ = True
     paths, leaves = flatten(tree)
     wanted = _wanted(tree, layout, paths)

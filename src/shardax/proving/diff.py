@@ -10,11 +10,11 @@ from pathlib import Path
 from shardax.errors import Offence
 from shardax.proving.lock import lock_differences
 from shardax.proving.proof import Proof
-from shardax.tables import Table, show_bytes, show_count, show_flops
+from shardax.tables import Reported, Table, show_bytes, show_count, show_flops
 
 
 @dataclass(frozen=True)
-class ProofDiff:
+class ProofDiff(Reported):
     """Two proofs side by side, and every difference in words."""
 
     names: tuple[str, str]
@@ -38,6 +38,23 @@ def diff(before: Proof | str | Path, after: Proof | str | Path) -> ProofDiff:
     """What `after` does that `before` did not; proofs, or files that `Proof.save` wrote.
 
     Differences of the compiler's numbers count whatever their size; `check_lock` is the place for a tolerance.
+
+    >>> import jax, shardax as sx
+    >>> x = jax.ShapeDtypeStruct((64, 32), "float32")
+    >>> def step(x):
+    ...     return x.sum(1)
+    >>> rows, columns = (
+    ...     sx.prove(step, x, mesh="dp=2", in_specs=spec, target="cpu:2") for spec in (jax.P("dp"), jax.P(None, "dp"))
+    ... )
+    >>> bool(sx.diff(rows, rows))
+    False
+    >>> print(sx.diff(rows, columns))  # doctest: +ELLIPSIS
+    step on cpu:2, dp=2 → step on cpu:2, dp=2
+                           before    after  change
+    --------------------  -------  -------  ------
+    arguments per device    4 KiB    4 KiB
+    ...
+    all-reduce over dp (f32, forward) in ...step: is new: 1×, 256 B sent by each device
     """
     one, other = (found if isinstance(found, Proof) else Proof.load(found) for found in (before, after))
     old, new = (json.loads(json.dumps(found.lock())) for found in (one, other))

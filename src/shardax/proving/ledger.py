@@ -13,7 +13,7 @@ from shardax.proving.hlo import HloModule
 from shardax.proving.integrity import consistent
 from shardax.proving.remat import attach_messages, remat_messages
 from shardax.proving.slices import partitions
-from shardax.tables import Table, notebook_html, show_bytes
+from shardax.tables import Reported, Table, show_bytes
 
 Key = TypeVar("Key", bound=Hashable)
 _SHOWN = 20
@@ -41,7 +41,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Ledger(Reported):
     """The collectives of one step, one row per site, in the order of the program.
 
     `notes` says what could not be resolved; `warnings` are the partitioner's own that belong to no row.
@@ -154,9 +154,6 @@ class Ledger:
 
     def __str__(self) -> str:
         return str(self.table()) if self.rows or self.notes or self.warnings else "no collectives"
-
-    def _repr_html_(self) -> str:
-        return notebook_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `Ledger.from_json` gives the same ledger back."""

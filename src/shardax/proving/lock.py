@@ -123,6 +123,13 @@ def check_lock(
 
     More collectives, other shardings, lost donations always fail; bytes fail past `tolerance` (a share). What got
     better fails too, so that the file stays the truth: rewrite it with `update=True` or `pytest --shardax-update`.
+
+    >>> import jax, tempfile, shardax as sx
+    >>> x = jax.ShapeDtypeStruct((64, 32), "float32")
+    >>> proof = sx.prove(lambda x: x.sum(), x, mesh="dp=2", in_specs=jax.P("dp"), target="cpu:2")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sx.check_lock(proof, f"{folder}/sharding.lock", update=True)
+    ...     sx.check_lock(proof, f"{folder}/sharding.lock")
     """
     __tracebackhide__ = True
     if isinstance(proof, (str, Path)):  # either order reads well

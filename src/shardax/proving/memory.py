@@ -153,9 +153,21 @@ def _allocations(message: str) -> list[BigBuffer]:
 
 
 def report_buffers(report: str, most: int = 8) -> list[tuple[int, list[str]]]:
-    """The largest allocations of XLA's memory-usage report: bytes, and the shapes that share them."""
+    """The largest allocations of XLA's memory-usage report: bytes, and the shapes that share them.
+
+    Each memory space has a table of its own; a tuple is a table of pointers, no array.
+    """
     rows = re.findall(rf"^\s*{SIZE}i?B?\(\s*\d+%\);\s*{SIZE}i?B;\s*\d+;\s*\d+;\s*(.*)$", report, flags=re.MULTILINE)
-    return [
-        (size_of(size, unit), [re.sub(r"^\d+×", "", shape.strip()) for shape in re.split(r", (?=\S*[a-z])", shapes)])
-        for _, _, size, unit, shapes in rows[:most]
-    ]
+    found = [(size_of(size, unit), _arrays_among(shapes)) for _, _, size, unit, shapes in rows]
+    return sorted((each for each in found if each[1]), key=lambda each: -each[0])[:most]
+
+
+def _arrays_among(shapes: str) -> list[str]:
+    """The arrays of a list such as `2×f32[8,4], (f32[8], s32[])`.
+
+    >>> _arrays_among("2×f32[8,4], (f32[8], s32[]), s32[]")
+    ['f32[8,4]', 's32[]']
+    """
+    plain = re.sub(r"(?:\d+×)?\((?:[^()]|\([^()]*\))*\)(?:, )?", "", shapes)
+    shapes_of = (re.sub(r"^\d+×", "", shape.strip(" ,")) for shape in re.split(r", (?=\S*[a-z])", plain))
+    return [shape for shape in shapes_of if shape]

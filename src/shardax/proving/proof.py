@@ -20,7 +20,7 @@ from shardax.proving.memory import Memory
 from shardax.proving.placing import Placed, Replicated
 from shardax.proving.proof_text import proof_text
 from shardax.proving.target import Target
-from shardax.tables import notebook_html
+from shardax.tables import Reported
 
 VERSION = 1
 
@@ -45,7 +45,7 @@ class NotAsAsked:
 
 
 @dataclass(frozen=True)
-class Proof:
+class Proof(Reported):
     """The answer: memory, fit, collectives, work, and everything that is not as it was meant to be.
 
     `print(proof)` is one screen; `proof.ledger`, `proof.memory`, `proof.estimate` print their own tables.
@@ -101,9 +101,6 @@ class Proof:
 
     def __str__(self) -> str:
         return proof_text(self)
-
-    def _repr_html_(self) -> str:
-        return notebook_html(self)
 
     # ---- files ------------------------------------------------------------------------------------------------------
 

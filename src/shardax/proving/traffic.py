@@ -43,7 +43,14 @@ class Kernel:
 
 
 def hbm_bytes(module: HloModule) -> int:
-    """Bytes to and from main memory on one device in one step."""
+    """Bytes that the kernels of a compiled step read from main memory and write to it, on one device.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from shardax.proving.hlo import parse_hlo
+    >>> product = jax.jit(jnp.matmul).lower(jnp.ones((8, 16)), jnp.ones((16, 4))).compile()
+    >>> hbm_bytes(parse_hlo(product.as_text())) == 4 * (8 * 16 + 16 * 4 + 8 * 4)
+    True
+    """
     return sum(kernel.bytes * kernel.times for kernel in kernels(module))
 
 

@@ -71,10 +71,18 @@ def layout_section(layout: Layout, title: str = "") -> Section:
     blocks += [
         Section("Mesh", (Pictures((draw_mesh(layout.mesh),)),), page_only=True),
         Section("How arrays are cut", (pictures,), "which device holds which block", page_only=True),
-        Section("Leaves", (alike_grid(layout.decisions),), "those that are alike are added up"),
-        Section("Every leaf", (leaves_grid(layout.decisions, MOST_LEAVES),), page_only=True),
+        *_leaves(layout.decisions),
     ]
     return Section(title or f"Layout on mesh {layout.mesh_spec}", tuple(blocks))
+
+
+def _leaves(decisions: Sequence[Decision]) -> list[Section]:
+    """Leaves that are alike added up, then each; where none are alike, each is enough."""
+    added_up, each = alike_grid(decisions), leaves_grid(decisions, MOST_LEAVES)
+    if len(added_up.rows) == len(decisions):
+        return [Section("Leaves", (each,))]
+    lead = "those that are alike are added up"
+    return [Section("Leaves", (added_up,), lead), Section("Every leaf", (each,), page_only=True)]
 
 
 def analysis_section(analysis: LayoutAnalysis) -> Section:

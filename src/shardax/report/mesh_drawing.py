@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from shardax.errors import UnknownAxisError, did_you_mean
+from shardax.errors import UnknownAxisError, did_you_mean, plural
 from shardax.names.mesh import MeshLike, MeshSpec
 from shardax.names.mesh_build import describe
 from shardax.report.palette import ink, ramp
@@ -18,6 +18,7 @@ from shardax.report.svg import Svg
 from shardax.report.values import Span
 
 MOST_SHOWN = 1024
+WIDEST = 32  # columns, and rows before there are more columns
 PAPER = 640.0  # sheets are laid beside each other up to this width
 TERMINAL = 100
 GAP = 4.0  # between devices
@@ -213,19 +214,32 @@ def draw_mesh(mesh: MeshLike, axis: str | None = None) -> MeshDrawing:
     spec = MeshSpec.of(mesh)
     real = mesh if isinstance(mesh, Mesh) else None
     chosen = axis or next((name for name, size in reversed(spec.shape.items()) if size > 1), spec.names[-1])
-    words = describe(real).devices if real is not None else f"{spec.size} abstract devices"
+    words = describe(real).devices if real is not None else plural(spec.size, "abstract device")
     seats = _real_seats(real) if real is not None else _plain_seats(spec)
     if len(seats) > MOST_SHOWN:
-        words = f"{words}; the first {MOST_SHOWN} are drawn"
+        words = f"{words}; the first {MOST_SHOWN:,} are drawn"
     return MeshDrawing(spec, tuple(seats[:MOST_SHOWN]), chosen, words).coloured_by(chosen)
 
 
 def _plain_seats(spec: MeshSpec) -> list[Seat]:
-    columns = spec.sizes[-1] if 1 < spec.sizes[-1] <= 32 else min(16, spec.size)
+    columns = _columns(spec)
     return [
         Seat(place, 0, 0, 0, (place % columns, place // columns), coordinate)
         for place, coordinate in enumerate(np.ndindex(*spec.sizes))
     ]
+
+
+def _columns(spec: MeshSpec) -> int:
+    """A row for each run of the last axis, and several runs where those rows would be a ribbon.
+
+    >>> [_columns(MeshSpec.of(text)) for text in ("dp=2,tp=4", "dp=64", "fsdp=64,tp=8", "dp=16,fsdp=64,tp=3")]
+    [4, 16, 16, 24]
+    """
+    columns = spec.sizes[-1] if 1 < spec.sizes[-1] <= WIDEST else min(16, spec.size)
+    shown = min(spec.size, MOST_SHOWN)
+    while shown > WIDEST * columns and 2 * columns <= WIDEST:
+        columns *= 2
+    return columns
 
 
 def _real_seats(mesh: Mesh) -> list[Seat]:

@@ -62,6 +62,10 @@
       });
       grid.classList.add("short");
       bar.append(all);
+      const rest = document.createElement("p"); // paper has no button to ask for them
+      rest.className = "note rest";
+      rest.textContent = `… and ${(count - Number(grid.dataset.most)).toLocaleString("en")} more rows`;
+      grid.after(rest);
     }
     if (bar.childElementCount) grid.after(bar);
   };
