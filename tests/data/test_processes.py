@@ -197,6 +197,51 @@ def test_a_source_that_raises_on_one_process_raises_there():
 
 
 @pytest.mark.processes(4, devices=2)
+@pytest.mark.parametrize(
+    "option, usual, other, says",
+    [
+        ("seed", 0, 1, "rank 2, seed: 1, but 0 on ranks 0, 1, 3"),
+        ("global_batch", 8, 16, "rank 2, global_batch: 16, but 8 on ranks 0, 1, 3"),
+        ("policy", "drop", "wrap", "rank 2, policy: wrap, but drop on ranks 0, 1, 3"),
+        ("source", np.arange(64), np.arange(65), "rank 2, records: 65, but 64 on ranks 0, 1, 3"),
+        ("state", None, {"global_step": 3}, "rank 2, global_step: 3, but 0 on ranks 0, 1, 3"),
+    ],
+)
+def test_a_process_with_another_stream_is_named_before_the_first_batch(option, usual, other, says):
+    """Without a word each would load other rows, and the batch would be a mixture of two."""
+    mesh = Mesh(np.array(in_order()), ("data",))
+    options = {"source": np.arange(64), "global_batch": 8, "seed": 0, "policy": "drop", "state": None}
+    options[option] = other if jax.process_index() == 2 else usual
+    source, batch, state = options.pop("source"), options.pop("global_batch"), options.pop("state")
+    with sx.Feed(source, NamedSharding(mesh, P("data")), batch, **options) as feed:
+        if state is not None:
+            feed.restore({**feed.state(), **state})
+        with pytest.raises(sx.DisagreementError, match=f"disagree on 'feed': rank 2\n  {says}") as error:
+            next(feed)
+    assert error.value.ranks == (2,)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_feeds_of_some_processes_do_not_ask_the_others():
+    """One process feeds its own devices with what is its own; two share a mesh; the job's feed counts for itself."""
+    rank = jax.process_index()
+    own = NamedSharding(Mesh(np.array(jax.local_devices()), ("data",)), P("data"))
+    half = [device for device in in_order() if device.process_index // 2 == rank // 2]
+    shared = NamedSharding(Mesh(np.array(half).reshape(2, 2).T, ("data", "model")), P("data"))
+    whole = NamedSharding(Mesh(np.array(in_order()), ("data",)), P("data"))
+    if rank == 1:
+        with sx.Feed(iter(range(6)), own, 2, seed=rank, debug=True) as feed:
+            assert [batch.tolist() for batch in feed] == [[0, 1], [2, 3], [4, 5]]
+    if rank > 1:
+        batch = sx.JaxProcessSharderModule().shard(np.arange(4), shared)
+        assert all(devices_hold(batch, np.arange(4)))
+        with sx.Feed(iter(range(8)), shared, 4, seed=7, debug=True) as feed:
+            assert [all(devices_hold(batch, np.arange(4) + 4 * at)) for at, batch in enumerate(feed)] == [True, True]
+    with sx.Feed(iter(range(16)), whole, 8, seed=0, debug=True) as feed:
+        assert [all(devices_hold(batch, np.arange(8) + 8 * at)) for at, batch in enumerate(feed)] == [True, True]
+
+
+@pytest.mark.processes(4, devices=2)
 def test_shard_takes_the_rows_that_each_process_holds():
     mesh = Mesh(np.array(in_order()), ("data",))
     sharder = sx.JaxProcessSharderModule()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Mapping
 from typing import Any, Protocol
 
+from shardax.data.exchange import Exchange
 from shardax.data.grain_reading import GrainSource
 from shardax.data.plan import EpochPlan, Policy, check_policy
 from shardax.data.planned import PlannedSource
 from shardax.data.reading import LocalBatch, Position, RowsOf
-from shardax.data.replicas import Exchange
 from shardax.data.sources import RecordSource, readable
 from shardax.data.streamed import StreamedSource
 from shardax.data.streams import Stream

@@ -11,8 +11,9 @@ import numpy as np
 
 from shardax.data.batches import BatchPlacer
 from shardax.data.columns import columns_of, is_array
+from shardax.data.exchange import Exchange
 from shardax.data.reading import LocalBatch, Position
-from shardax.data.replicas import Exchange, check_replicas
+from shardax.data.replicas import check_replicas
 from shardax.data.stack import objects
 from shardax.errors import FeedError, Offence, TransformError
 
