@@ -14,7 +14,7 @@ from shardax.data.batches import BatchPlacer
 from shardax.data.exchange import job_folder, open_exchange
 from shardax.data.feed_source import FeedSource, open_source
 from shardax.data.host_batch import BatchWork, Transform
-from shardax.data.plan import Policy
+from shardax.data.plan import Policy, is_count
 from shardax.data.prefetch import Prefetcher
 from shardax.data.progress import Progress, progress_of
 from shardax.data.reading import START, Position
@@ -64,7 +64,7 @@ class Feed:
         debug: bool = False,
         progress: bool | Callable[[int, int | None], None] = False,
     ) -> None:
-        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+        if not is_count(prefetch, 0):
             raise FeedError(
                 f"prefetch={prefetch!r} is not a number of batches", remedy="0 reads in the caller's thread"
             )

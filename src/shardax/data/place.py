@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from shardax.arrays.constrain import constrain
-from shardax.data.assemble import place_rows, split_of_local
+from shardax.data.assemble import check_range, place_rows, split_of_local
 from shardax.data.columns import is_host_only, is_spread, with_paths
 from shardax.data.exchange import job_folder, open_exchange
 from shardax.data.replicas import check_replicas, digests
@@ -111,6 +111,7 @@ def _from_local_rows(
     local = np.asarray(leaf)
     if whole_rows is False:
         return jax.make_array_from_process_local_data(sharding, local)
+    check_range(path, local)
     split = split_of_local(sharding, local.shape, jax.process_index())
     rows = split.rows(jax.process_index())
     if any(len(owners) > 1 for owners in split.owners.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -28,6 +28,18 @@ def captured_mesh() -> Callable[[], AbstractContextManager[Any]]:
     return (lambda: entered) if not entered.empty else nullcontext
 
 
+def captured_context() -> Callable[[], AbstractContextManager[Any]]:
+    """The same for the mesh and the width of numbers: `with jax.enable_x64(True):` holds per thread, too."""
+    mesh, wide = captured_mesh(), bool(jax.config.jax_enable_x64)
+
+    @contextmanager
+    def enter() -> Generator[None]:
+        with mesh(), jax.enable_x64(wide):
+            yield
+
+    return enter
+
+
 class Prefetcher(Generic[Item]):
     """At most `depth` items ahead of the consumer; an exception arrives in order, as the last item.
 
@@ -42,14 +54,14 @@ class Prefetcher(Generic[Item]):
         self._ended: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(
-            target=self._run, args=(items, depth, captured_mesh()), name="shardax feed", daemon=True
+            target=self._run, args=(items, depth, captured_context()), name="shardax feed", daemon=True
         )
         self._thread.start()
 
-    def _run(self, items: Generator[Item], depth: int, mesh: Callable[[], AbstractContextManager[Any]]) -> None:
+    def _run(self, items: Generator[Item], depth: int, context: Callable[[], AbstractContextManager[Any]]) -> None:
         ended: BaseException = StopIteration()
         try:
-            with mesh(), closing(items):
+            with context(), closing(items):
                 while self._wait_for_room(depth):
                     self._offer(next(items))
         except BaseException as error:  # noqa: BLE001 — whatever it is, the consumer gets it
