@@ -146,7 +146,7 @@ BLOCK = 16_384
 
 def is_count(value: object, least: int) -> bool:
     """A whole number, Python's or NumPy's, of at least so much."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= least
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
 
 
 def check_sizes(*sizes: tuple[str, object]) -> None:

@@ -10,8 +10,10 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
+import numpy as np
 
 from shardax._compat import context_manager_mesh
+from shardax.data.assemble import device_dtype
 
 Item = TypeVar("Item")
 
@@ -30,7 +32,7 @@ def captured_mesh() -> Callable[[], AbstractContextManager[Any]]:
 
 def captured_context() -> Callable[[], AbstractContextManager[Any]]:
     """The same for the mesh and the width of numbers: `with jax.enable_x64(True):` holds per thread, too."""
-    mesh, wide = captured_mesh(), bool(jax.config.jax_enable_x64)
+    mesh, wide = captured_mesh(), device_dtype(np.int64) == np.int64
 
     @contextmanager
     def enter() -> Generator[None]:
