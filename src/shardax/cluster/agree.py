@@ -7,7 +7,7 @@ import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 
-from shardax.cluster.barrier import barrier
+from shardax.cluster.barrier import barrier, check_wait
 from shardax.cluster.fields import Fields, digest, fields_of
 from shardax.cluster.kv import job_store
 from shardax.cluster.ranks import group_ranks, show_ranks
@@ -27,6 +27,7 @@ def agree(tag: str, value: object, timeout: float = 60.0) -> str:
     >>> agree("config", {"batch": 32, "seed": 0}) == agree("config", {"seed": 0, "batch": 32})
     True
     """
+    check_wait(tag, timeout)
     fields = fields_of(value)
     mine = digest(fields)
     store = job_store()

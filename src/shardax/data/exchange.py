@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from shardax.cluster.kv import Store, job_store
+from shardax.cluster.kv import JobCounts, Store, job_store
 from shardax.cluster.ranks import show_ranks
 from shardax.errors import ClusterError, Offence, plural
 
@@ -53,21 +52,7 @@ class Exchange:
         return {rank: json.loads(word) for rank, word in said.items()}
 
 
-class _Numbers:
-    """Counts per name what all processes of a job do in the same order; a new job counts from zero."""
-
-    def __init__(self) -> None:
-        self._client: Any = None
-        self._counts: Counter[str] = Counter()
-
-    def next(self, client: Any, name: str) -> int:
-        if client is not self._client:
-            self._client, self._counts = client, Counter()
-        self._counts[name] += 1
-        return self._counts[name]
-
-
-_numbers = _Numbers()
+_made = JobCounts()
 
 
 def job_folder(name: str, members: Sequence[int]) -> str:
@@ -76,8 +61,9 @@ def job_folder(name: str, members: Sequence[int]) -> str:
     What other processes make among themselves does not count: one may feed its own devices beside the job's.
     """
     store = job_store()
-    group = f"{name}/{show_ranks(members)}"
-    return f"{group}/{_numbers.next(None if store is None else store.client, group)}"
+    made, group = _made.of(store), f"{name}/{show_ranks(members)}"
+    made[group] += 1
+    return f"{group}/{made[group]}"
 
 
 def open_exchange(folder: str, members: Sequence[int], timeout: float = TIMEOUT) -> Exchange | None:
