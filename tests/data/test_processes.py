@@ -387,8 +387,7 @@ def train_and_log():
 
     import shardax as sx
 
-    rank, size = int(os.environ["SHARDAX_RANK"]), int(os.environ["SHARDAX_PROCESSES"])
-    jax.distributed.initialize(os.environ["SHARDAX_COORDINATOR"], size, rank, heartbeat_timeout_seconds=100)
+    rank = sx.initialize(initialization_timeout=90).rank
     folder = Path(os.environ["FEED_LOG"])
     devices = np.array(sorted(jax.devices(), key=lambda d: (d.process_index, d.id)))
     mesh = jax.sharding.Mesh(devices.reshape(2, -1), ("data", "model"))
@@ -397,9 +396,10 @@ def train_and_log():
     total = jax.jit(lambda x: x.sum(), out_shardings=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
     if os.environ["FEED_STATE"]:
         feed.restore(json.loads(os.environ["FEED_STATE"]))
-    with open(folder / f"{os.environ['FEED_RUN']}-{rank}.log", "w", buffering=1) as log:
+    with sx.guard() as guard, open(folder / f"{os.environ['FEED_RUN']}-{rank}.log", "w", buffering=1) as log:
         for x, _ in feed:
             held = {int(s.index[0].start): np.asarray(s.data).tolist() for s in x.addressable_shards}
+            guard.step(feed.global_step)
             log.write(json.dumps([feed.global_step - 1, held]) + "\n")
             float(total(x))  # a collective: nobody runs ahead, as in training
             if rank == 0 and feed.global_step % 3 == 0:
@@ -426,9 +426,9 @@ def test_kill_9_in_the_middle_of_an_epoch_and_the_stream_goes_on(tmp_path):
     with start_processes(train_and_log, 4, devices=2, env={**log, "FEED_RUN": "first", "FEED_STATE": ""}) as running:
         running.wait_for("step 10", timeout=120)
         running.kill(2)
-        for rank in (0, 1, 3):  # in training these would hang in a collective until a time-out: not worth the wait here
-            running.kill(rank)
-        running.finish(timeout=30)
+        ended = running.finish(timeout=60)
+    assert [process.returncode for process in ended] == [70, 70, -9, 70], ended
+    assert all("rank 2 of 4" in process.stderr for process in ended if process.rank != 2), ended
     text = (tmp_path / "state.json").read_text()
     state = json.loads(text)
     assert 9 <= state["global_step"] < 52
