@@ -264,6 +264,20 @@ def test_a_grain_loader_resumes_though_its_source_shows_an_address():
     assert next(again).tolist() == list(range(16, 24))
 
 
+def test_the_state_of_another_iterator_is_an_error_that_says_so():
+    grain = pytest.importorskip("grain")
+    feed = feed_of(grain.MapDataset.range(40).to_iter_dataset())
+    next(feed)
+    state = feed.state()
+    plain = feed_of(iter(range(40)))
+    plain.restore(state)
+    with pytest.raises(sx.FeedStateError, match="source: .* range_iterator takes none"):
+        next(plain)
+    feed.restore({**state, "global_step": 2, "source": {"next": 8}})
+    with pytest.raises(sx.FeedStateError, match="does not take it: KeyError"):
+        next(feed)
+
+
 def test_plain_iterators_and_generators():
     batches = list(feed_of(({"x": i} for i in range(20)), policy="keep"))
     assert [b["x"].tolist() for b in batches] == [list(range(8)), list(range(8, 16)), [16, 17, 18, 19]]

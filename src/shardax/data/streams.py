@@ -135,11 +135,15 @@ AN_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 def _set_state(iterator: Any, saved: Any) -> None:
     """Give an iterator its saved state, in the form that it has itself."""
+    if not hasattr(iterator, "set_state"):
+        problem = f"the state has one of an iterator's own, and a {type(iterator).__name__} takes none"
+        raise FeedStateError("this state belongs to another stream of batches", [Offence("source", problem)])
     now = iterator.get_state()
-    if not isinstance(now, bytes):
-        iterator.set_state(saved)
-        return
-    iterator.set_state(_readdressed(saved, now.decode()).encode())
+    try:
+        iterator.set_state(_readdressed(saved, now.decode()).encode() if isinstance(now, bytes) else saved)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"{type(iterator).__name__} does not take it: {error!r}"
+        raise FeedStateError("this state belongs to another stream of batches", [Offence("source", problem)]) from error
 
 
 def _readdressed(saved: str, now: str) -> str:
