@@ -16,7 +16,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, SupportsIndex
 
 from jax.errors import JaxRuntimeError
 
@@ -51,7 +51,7 @@ class Guard:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _holders: int = 0
 
-    def step(self, number: int) -> None:
+    def step(self, number: SupportsIndex) -> None:
         """This process is now at this step; `sx.should_stop(step)` says so, too."""
         PROGRESS.reach(number)
 
