@@ -4,6 +4,7 @@ import collections
 import gc
 import itertools
 import json
+import signal
 import threading
 import time
 import weakref
@@ -762,6 +763,30 @@ def test_a_loop_left_by_an_exception_is_cleaned_up_by_the_context():
         for _ in feed:
             raise ZeroDivisionError
     assert not feed_threads()
+
+
+def test_an_interrupt_does_not_wait_for_a_slow_source():
+    asleep, awake = threading.Event(), threading.Event()
+
+    class Slow:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, at):
+            asleep.set()
+            awake.wait(8)
+            return at
+
+    feed = feed_of(Slow(), prefetch=2)
+    main = threading.get_ident()
+    threading.Thread(target=lambda: asleep.wait(20) and signal.pthread_kill(main, signal.SIGINT)).start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        next(feed)
+    assert time.monotonic() - begun < 5
+    awake.set()
+    assert wait_until(lambda: not feed_threads()) and next(feed).shape == (8,)
+    feed.close()
 
 
 def test_no_more_is_read_ahead_than_asked():

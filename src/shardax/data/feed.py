@@ -15,7 +15,7 @@ from shardax.data.exchange import job_folder, open_exchange
 from shardax.data.feed_source import FeedSource, open_source
 from shardax.data.host_batch import BatchWork, Transform
 from shardax.data.plan import Policy, is_count
-from shardax.data.prefetch import Prefetcher
+from shardax.data.prefetch import PATIENCE, Prefetcher
 from shardax.data.progress import Progress, progress_of
 from shardax.data.reading import START, Position
 from shardax.data.same_stream import check_same_stream
@@ -114,8 +114,11 @@ class Feed:
             self._ended = True
             self._position = self._source.after_pass(self._position)
             raise
-        except BaseException:
+        except Exception:
             self._stop()  # the position stands before the batch that failed: the next call tries it again
+            raise
+        except BaseException:
+            self._stop(at_once=True)  # Ctrl-C: nobody waits for a slow source now
             raise
         self._position = position
         self._progress.show(position.step - position.epoch_start or self.steps_per_epoch or 0, self.steps_per_epoch)
@@ -143,9 +146,13 @@ class Feed:
         check_same_stream(f"{self._folder}/stream {next(self._agreements)}", self._members, place)
         self._agreed = True
 
-    def _stop(self) -> None:
+    def _stop(self, at_once: bool = False) -> None:
         if self._closing is not None:
-            self._closing()
+            self._closing.detach()
+        if isinstance(self._running, Prefetcher):
+            self._running.close(0.0 if at_once else PATIENCE)
+        elif self._running is not None:
+            self._running.close()
         self._running = self._closing = None
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from shardax.data.assemble import device_dtype
 Item = TypeVar("Item")
 
 PATIENCE = 10.0
-"""Seconds that closing waits for a thread that is inside the user's source; it is a daemon, so exit never waits."""
+"""Seconds that closing, and the program's end, wait for a thread that is inside the user's source."""
 
 
 def captured_mesh() -> Callable[[], AbstractContextManager[Any]]:
@@ -94,11 +94,11 @@ class Prefetcher(Generic[Item]):
                 return self._ready.popleft()
             raise self._ended if self._ended is not None else StopIteration
 
-    def close(self) -> None:
+    def close(self, patience: float = PATIENCE) -> None:
         """Stop the thread and forget what it had ready; any number of times."""
         with self._changed:
             self._closed = True
             self._ready.clear()
             self._changed.notify_all()
         if self._thread is not threading.current_thread():
-            self._thread.join(PATIENCE)
+            self._thread.join(patience)
