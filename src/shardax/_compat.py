@@ -491,6 +491,13 @@ def detect_cluster(
     )
 
 
+def cluster_methods() -> dict[str, Callable[[], bool]]:
+    """The clusters that jax can be told to look for, by name: is this process in one?"""
+    from jax._src import clusters
+
+    return {kind.name: kind.is_env_present for kind in clusters.ClusterEnv._cluster_types if kind.name}
+
+
 def preemption_service_runs() -> bool:
     """Is there a preemption sync manager, so that `reached_preemption_sync_point` can answer?"""
     from jax._src import distributed
