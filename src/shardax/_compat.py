@@ -453,13 +453,6 @@ def output_specs(executable: Any, mesh: Any) -> list[Any] | None:
 # ---- many processes: jax.distributed keeps its place, its store and its detection to itself -------------------------
 
 
-def jaxlib_version() -> str:
-    """The version of the compiled half; processes that differ in it may compile different programs."""
-    import jaxlib
-
-    return str(jaxlib.__version__)
-
-
 def distributed_client() -> Any:
     """The client of the coordination service (its store, its barriers), or None before `jax.distributed.initialize`."""
     from jax._src import distributed

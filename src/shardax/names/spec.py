@@ -335,7 +335,7 @@ def local_shape(spec: SpecLike, shape: Sequence[int], mesh: MeshLike) -> tuple[i
 def known_spec(spec: SpecLike, mesh: MeshLike) -> PartitionSpec:
     """The spec, if the mesh has every axis that it names; else one error that lists those it has not.
 
-    >>> known_spec("dp", "dp=2,tp=4")
+    >>> known_spec(PartitionSpec("dp"), "dp=2,tp=4")
     P('dp',)
     """
     sizes = dict(mesh_shape(mesh))
