@@ -202,7 +202,7 @@ class Hub:
                 for member in self.members.values():
                     member.heard = clock.now
             if causes := judge(list(self.members.values()), clock.now, self.silence):
-                self._end(causes)
+                self._end(causes, listener)
                 return
         self._tell_peers({"closing": 1})
 
@@ -220,16 +220,19 @@ class Hub:
 
     def _serve(self, ready: Any, listener: socket.socket, now: float) -> None:
         if ready is listener:
-            peer, _ = listener.accept()
-            peer.settimeout(1)
-            self.peers[peer] = (Lines(), None)
-            self.selector.register(peer, selectors.EVENT_READ)
+            self._welcome(listener)
         elif ready == 0:
             self.parent.listen()
             if self.parent.ended:
                 self.selector.unregister(0)
         else:
             self._hear(ready, now)
+
+    def _welcome(self, listener: socket.socket) -> None:
+        peer, _ = listener.accept()
+        peer.settimeout(1)
+        self.peers[peer] = (Lines(), None)
+        self.selector.register(peer, selectors.EVENT_READ)
 
     def _hear(self, peer: socket.socket, now: float) -> None:
         lines, rank = self.peers[peer]
@@ -250,16 +253,23 @@ class Hub:
             if rank is not None:
                 self.members[rank].hear({"state": "gone"}, now)
 
-    def _end(self, causes: list[list[Any]]) -> None:
-        """The verdict for everyone; rank 0 last."""
+    def _end(self, causes: list[list[Any]], listener: socket.socket) -> None:
+        """The verdict for everyone, also for those who come only now; rank 0 last."""
         self._tell_peers({"verdict": causes})
+        told = set(self.peers)
         end = time.monotonic() + LAST
-        while self.peers and (left := end - time.monotonic()) > 0:
+        while (self.peers or len(self.members) < self.size) and (left := end - time.monotonic()) > 0:
             for key, _ in self.selector.select(left):
-                if key.fileobj in self.peers:
-                    self._hear(key.fileobj, time.monotonic())  # type: ignore[arg-type]
+                ready: Any = key.fileobj
+                if ready is listener:
+                    self._welcome(listener)
+                elif ready not in self.peers:
+                    self.selector.unregister(ready)
                 else:
-                    self.selector.unregister(key.fileobj)
+                    self._hear(ready, time.monotonic())
+                    if ready not in told and self.peers.get(ready, (None, None))[1] is not None:
+                        _send(ready, {"verdict": causes})
+                        told.add(ready)
         self.parent.tell({"verdict": causes})
 
 
