@@ -36,7 +36,7 @@ def shard_data(rounds: int) -> list[Race]:
     sharder = sx.JaxProcessSharderModule()
     sharder.process_count = 4
     array, rows = np.zeros(10**7, np.float32), list(range(10**6))
-    first = {"NumPy array of 10⁷": (array, 200), "list of 10⁶": (rows, 2)}
+    first = {"NumPy array of 10⁷": (array, 200), "list of 10⁶": (rows, 16)}
     races: list[Race] = []
     for name, (data, loops) in first.items():
         part = len(data) // 4

@@ -451,13 +451,6 @@ def output_specs(executable: Any, mesh: Any) -> list[Any] | None:
 # ---- many processes: jax.distributed keeps its place, its store and its detection to itself -------------------------
 
 
-def jaxlib_version() -> str:
-    """The version of the compiled half; processes that differ in it may compile different programs."""
-    import jaxlib
-
-    return str(jaxlib.__version__)
-
-
 def distributed_client() -> Any:
     """The client of the coordination service (its store, its barriers), or None before `jax.distributed.initialize`."""
     from jax._src import distributed
@@ -487,6 +480,13 @@ def detect_cluster(
     return clusters.ClusterEnv.auto_detect_unset_distributed_params(
         coordinator_address, num_processes, process_id, local_device_ids, method, timeout
     )
+
+
+def cluster_methods() -> dict[str, Callable[[], bool]]:
+    """The clusters that jax can be told to look for, by name: is this process in one?"""
+    from jax._src import clusters
+
+    return {kind.name: kind.is_env_present for kind in clusters.ClusterEnv._cluster_types if kind.name}
 
 
 def preemption_service_runs() -> bool:

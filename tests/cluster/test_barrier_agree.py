@@ -43,6 +43,36 @@ def test_a_barrier_names_the_absent_and_can_be_used_again():
         sx.barrier("epoch")
 
 
+def give_up():
+    if jax.process_index() == 0:
+        with pytest.raises(sx.BarrierError):
+            sx.barrier("several jobs", timeout=0.5)
+    sx.barrier("given up")
+
+
+def meet_in_another_job():
+    sx.barrier("several jobs", timeout=10)
+    if jax.process_index() != 2:
+        with pytest.raises(sx.BarrierError) as caught:
+            sx.barrier("several jobs", timeout=0.5)
+        assert caught.value.ranks == (2,), caught.value
+    sx.barrier("met")
+
+
+def test_a_barrier_of_another_job_counts_from_zero(process_pool):
+    """Processes that were in an earlier job, as after an elastic restart, meet those that were not."""
+    process_pool.run(give_up, processes=2)
+    process_pool.run(meet_in_another_job, processes=3)
+
+
+@pytest.mark.parametrize("name, timeout", [("", 1), (3, 1), ("x", 0), ("x", -1), ("x", "1"), ("x", None), ("x", 1e9)])
+def test_a_barrier_has_a_name_and_an_end(name, timeout):
+    with pytest.raises(sx.ClusterError, match="is named by a text|is no time to wait"):
+        sx.barrier(name, timeout)
+    with pytest.raises(sx.ClusterError):
+        sx.agree(name, 1, timeout)
+
+
 @pytest.mark.processes(3, devices=(2, 2, 1))
 def test_a_barrier_works_with_uneven_devices():
     sx.barrier("uneven")

@@ -48,6 +48,10 @@ def test_slurm_and_open_mpi_are_left_to_jax(monkeypatch):
         (("h:1", 4, -1), {}, ["rank -1", "outside 0..3"]),
         (("h:1", 0, 0), {}, ["num_processes is 0"]),
         (("h", 2, 0), {}, ["'h'", "host:port"]),
+        (("h:70000", 2, 0), {}, ["'h:70000'", "host:port"]),
+        ((9, 2, 0), {}, ["coordinator_address is 9"]),
+        (("h:1", "2", 0), {}, ["num_processes is '2'", "a whole number"]),
+        (("h:1", 2, "0"), {}, ["process_id is '0'"]),
         ((), {"SHARDAX_RANK": "1"}, ["belong together"]),
     ],
 )  # fmt: skip
@@ -56,6 +60,14 @@ def test_what_cannot_be_is_explained(arguments, environment, says):
         find_place(*arguments, environment=environment, method="deactivate" if len(arguments) == 3 else None)
     for text in says:
         assert text in str(caught.value)
+
+
+def test_a_cluster_that_is_asked_for_must_be_there():
+    """Otherwise every process of the job would go on alone."""
+    with pytest.raises(ClusterError, match=r"cluster_detection_method 'slrum'; did you mean 'slurm'[\s\S]*'ompi'"):
+        find_place(method="slrum", environment={})
+    with pytest.raises(ClusterError, match=r"'slurm', and this process is not in one"):
+        find_place(method="slurm", environment={})
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,58 @@ def test_a_process_that_holds_the_interpreter_is_not_taken_for_dead():
         assert (one.returncode, one.stdout) == (0, "fine\n"), one
 
 
+AGAIN = """
+import time
+import shardax as sx
+
+cluster = sx.initialize(initialization_timeout=90)
+if cluster.rank == 2:
+    time.sleep(1.5)  # rank 0 is done before this one comes
+with sx.guard():
+    pass
+with sx.guard():  # another one, at another address
+    sx.barrier("second")
+with sx.guard():
+    with sx.guard():  # a library's, inside: it does not end the one outside
+        sx.barrier("inner")
+    if cluster.rank == 1:
+        raise ValueError("after the inner one")
+    time.sleep(60)
+"""
+
+
+def test_a_job_may_have_several_guards_one_after_another_and_one_inside_another():
+    for one in run_processes(AGAIN, 3, timeout=90):
+        assert one.returncode == EXIT_CODE, one
+        assert "rank 1 of 3" in one.stderr and "ValueError: after the inner one" in one.stderr, one
+
+
+EARLY = """
+import time
+import shardax as sx
+
+cluster = sx.initialize(initialization_timeout=90)
+sx.barrier("begin")
+if cluster.rank == 2:
+    time.sleep(1.2)  # the verdict is spoken before this one has come
+with sx.guard():
+    if cluster.rank == 1:
+        raise ValueError("at once")
+    time.sleep(60)
+"""
+
+
+def test_a_process_that_comes_after_the_verdict_hears_it():
+    for one in run_processes(EARLY, 3, timeout=90):
+        assert one.returncode == EXIT_CODE, one
+        assert "rank 1 of 3" in one.stderr and "ValueError: at once" in one.stderr, one
+
+
+def test_a_guard_that_would_not_guard_is_refused():
+    with pytest.raises(sx.ClusterError, match=r"silence: 0\.1: it is at least 1 s[\s\S]*exit_code: 0 is no failure"):
+        sx.guard(silence=0.1, exit_code=0)
+
+
 def test_alone_a_guard_lets_exceptions_through():
     with pytest.raises(ZeroDivisionError), sx.guard() as guard:
         guard.step(1)

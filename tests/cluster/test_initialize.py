@@ -22,6 +22,16 @@ def test_a_launcher_that_jax_does_not_know_is_named(monkeypatch):
         sx.initialize()
 
 
+def test_every_wait_has_an_end_and_some_time_before_it():
+    with pytest.raises(
+        sx.ClusterError, match=r"initialization_timeout: '3' is no[\s\S]*heartbeat_timeout_seconds: 0 is"
+    ):
+        sx.initialize(initialization_timeout="3", heartbeat_timeout_seconds=0)
+    for devices in (0, "8", True):
+        with pytest.raises(sx.ClusterError, match="no number of simulated devices"):
+            sx.simulate(devices)
+
+
 def test_devices_touched_too_early_are_an_error_that_says_so():
     import jax
 

@@ -17,7 +17,7 @@ def run(tmp_path, source, processes=3, **options):
     script = tmp_path / "script.py"
     script.write_text(source)
     output = io.StringIO()
-    code = sx.launch([str(script), *options.pop("arguments", [])], processes, output=output, **options)
+    code = sx.launch([script, *options.pop("arguments", [])], processes, output=output, **options)
     return code, output.getvalue().splitlines()
 
 
@@ -108,6 +108,33 @@ time.sleep(60)
     assert ("before the others" in output) == said
 
 
+def test_ctrl_c_in_a_terminal_comes_once(tmp_path):
+    """A terminal interrupts its whole process group: a second one would break into what a script does on the first."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import signal, time
+count = 0
+def handler(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, handler)
+print("ready", flush=True)
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    time.sleep(0.1)
+print(f"interrupted {count}")
+""")
+    command = [sys.executable, "-m", "shardax.cluster.launch", "-n", "2", str(script)]
+    with subprocess.Popen(
+        command, env=child_environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        assert {launcher.stdout.readline(), launcher.stdout.readline()} == {"[0] ready\n", "[1] ready\n"}
+        os.killpg(launcher.pid, signal.SIGINT)
+        assert sorted(launcher.stdout.read().splitlines()) == ["[0] interrupted 1", "[1] interrupted 1"]
+        assert launcher.wait(30) == 0
+
+
 def test_a_job_with_initialize_and_simulated_devices(tmp_path):
     source = """
 import shardax as sx
@@ -129,5 +156,9 @@ with sx.guard() as guard:
 def test_nonsense_is_refused():
     with pytest.raises(sx.ClusterError, match="cannot launch 0 processes"):
         sx.launch(["x.py"], 0)
+    with pytest.raises(sx.ClusterError, match="cannot simulate 0 devices"):
+        sx.launch(["x.py"], 1, 0)
+    with pytest.raises(sx.ClusterError, match="cannot run 'no-such-program': No such file"):
+        sx.launch("no-such-program", 2)
     with pytest.raises(sx.ClusterError, match="nothing to launch"):
         sx.launch([], 1)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import shardax as sx
 from shardax.cluster.signals import handler_address
 from shardax.testing import start_processes
 from shardax.testing.environment import child_environment
@@ -82,6 +83,15 @@ def test_alone_it_works_and_a_second_sigterm_ends_the_process():
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "3", None])
+def test_a_step_is_a_whole_number(step):
+    """JAX takes -1 for the step at which all have stopped, and says so at once."""
+    with pytest.raises(sx.ClusterError, match="is no step"):
+        sx.should_stop(step)
+    with pytest.raises(sx.ClusterError, match="is no step"):
+        sx.guard().step(step)
 
 
 def test_the_c_handler_of_a_signal_can_be_read():

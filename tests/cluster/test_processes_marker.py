@@ -1,5 +1,8 @@
 """`@pytest.mark.processes`: real processes in step, failures with rank and traceback, bounded time."""
 
+import os
+import subprocess
+import sys
 import time
 
 import jax
@@ -11,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardax.errors import ProcessesError
+from shardax.testing.environment import child_environment
 from shardax.testing.pool import SkippedInProcesses
 
 
@@ -111,3 +115,57 @@ def test_unpicklable_arguments_and_nested_functions_are_refused(process_pool):
         process_pool.run(whoami, (i for i in ()), processes=2)
     with pytest.raises(ValueError, match="top of its file"):
         process_pool.run(lambda: None, processes=2)
+
+
+REFUSED = """
+import unittest
+import pytest
+
+@pytest.mark.processes(0)
+def test_none(): pass
+
+@pytest.mark.processes(2, devices=0)
+def test_no_device(): pass
+
+@pytest.mark.processes(2, device=1)
+def test_typo(): pass
+
+@pytest.mark.processes(2)
+async def test_coroutine(): pass
+
+class Case(unittest.TestCase):
+    @pytest.mark.processes(2)
+    def test_method(self): pass
+"""
+
+
+def test_what_would_not_run_in_processes_fails(tmp_path):
+    """Not one of these may pass: nothing would have run, or not where it was asked to."""
+    (tmp_path / "test_refused.py").write_text(REFUSED)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    ran = subprocess.run(
+        command,
+        env=child_environment({"PYTHONPATH": os.pathsep.join(sys.path)}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    for words in (
+        "processes=0 is no number of processes",
+        "devices=0 is no number of devices",
+        "processes(2, device=1): write processes(n, devices=1, timeout=120)",
+        "a coroutine or a generator does not run in processes",
+        "methods of plain classes, run in processes; this is another kind",
+    ):
+        assert words in ran.stdout, ran.stdout
+    assert " passed" not in ran.stdout
+
+
+def returns_a_generator():
+    return (number for number in ())
+
+
+def test_a_result_that_does_not_pickle_is_an_error_that_says_so(process_pool):
+    with pytest.raises(ProcessesError, match="its result cannot be sent to the parent"):
+        process_pool.run(returns_a_generator, processes=2)

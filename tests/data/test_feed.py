@@ -4,6 +4,7 @@ import collections
 import gc
 import itertools
 import json
+import signal
 import threading
 import time
 import weakref
@@ -82,6 +83,92 @@ def test_sources(source, leaves):
     for step, batch in enumerate((first, second)):
         leaf = jax.tree.leaves(batch)[0]
         assert np.array_equal(leaf, np.arange(8) + step * 8) and leaf.sharding == rows_sharding()
+
+
+def test_numpy_numbers_are_numbers():
+    feed = feed_of(np.arange(16), np.int64(8), seed=np.uint32(1), epochs=np.int64(2), prefetch=np.int8(1))
+    assert len(list(feed)) == 4 and json.dumps(feed.state())
+    stream = feed_of(iter(range(16)), np.int64(8), seed=np.int64(1))
+    assert len(list(stream)) == 2 and json.dumps(stream.state())
+
+
+def test_a_list_of_numbers_is_a_row_and_other_lists_are_nodes():
+    """As a tokeniser gives it: one leaf, not one for every number."""
+    rows = [[i, i + 1] for i in range(8)]
+    for source in (rows, iter(rows), {"": rows}, [{"": row} for row in rows]):
+        (leaf,) = jax.tree.leaves(next(feed_of(source, shuffle=False)))
+        assert leaf.tolist() == rows and leaf.sharding == rows_sharding()
+    pairs = next(feed_of([[np.full(2, i), i] for i in range(8)], shuffle=False))
+    assert [leaf.shape for leaf in pairs] == [(8, 2), (8,)]
+    ragged = [{"tokens": [1] * (i + 1), "id": i} for i in range(8)]
+    with pytest.raises(sx.SourceError, match=r"leaf 'tokens' has several shapes[\s\S]*host=\('tokens',\)"):
+        next(feed_of(ragged, shuffle=False))
+    batch = next(feed_of(ragged, shuffle=False, host="tokens"))
+    assert batch["tokens"].tolist() == [row["tokens"] for row in ragged] and isinstance(batch["id"], jax.Array)
+    batch = next(feed_of({"tokens": [row["tokens"] for row in ragged]}, shuffle=False))
+    assert batch["tokens"].dtype == object
+
+
+def test_an_iterable_with_a_length_is_a_stream():
+    class Loader:  # as torch's
+        def __len__(self):
+            return 2
+
+        def __iter__(self):
+            return iter([np.arange(8), np.arange(8, 16)])
+
+    assert [b.tolist()[0] for b in feed_of(Loader(), batched=True)] == [0, 8]
+    assert [b.tolist() for b in feed_of(dict.fromkeys(range(8)).keys())] == [list(range(8))]
+
+
+class Series:
+    """As pandas has it: a subscript looks labels up, and NumPy takes the values."""
+
+    dtype = np.dtype(int)
+    iloc = property(lambda self: self.values)
+
+    def __init__(self, values):
+        self.values, self.shape = values, values.shape
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, labels):
+        raise KeyError(labels)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
+def test_data_frames_and_series_are_read_by_place():
+    class Frame:
+        columns = ("x", "name")
+        shape = (8, 2)
+
+        def __dataframe__(self):
+            raise NotImplementedError
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, name):
+            return Series(np.arange(8)) if name == "x" else Series(np.array(list("abcdefgh"), object))
+
+    batch = next(feed_of(Frame(), shuffle=False))
+    assert batch["x"].tolist() == list(range(8)) and batch["name"].tolist() == list("abcdefgh")
+    order = EpochPlan(8, 8, seed=3).records_at(0)[0]
+    assert next(feed_of({"y": Series(np.arange(8) * 2)}, seed=3))["y"].tolist() == (order * 2).tolist()
+    assert next(feed_of(Series(np.arange(8) * 2), seed=3)).tolist() == (order * 2).tolist()
+
+
+def test_numbers_that_a_device_would_cut_in_half_are_an_error():
+    big = np.arange(16) + 2**40
+    with pytest.raises(sx.FeedError, match=rf"int64 do not fit int32[\s\S]*id: holds {2**40 + 7} [\s\S]*x64"):
+        next(feed_of({"x": np.arange(16), "id": big}, shuffle=False))
+    batch = next(feed_of({"x": np.arange(16), "id": big}, shuffle=False, host=("id",)))
+    assert batch["id"].tolist() == big[:8].tolist()
+    with jax.enable_x64(True), feed_of(big, shuffle=False, prefetch=2) as feed:  # it holds in the thread, too
+        assert next(feed).tolist() == big[:8].tolist()
 
 
 def test_memmaps_and_array_likes_are_read_in_blocks(tmp_path):
@@ -178,6 +265,20 @@ def test_a_grain_loader_resumes_though_its_source_shows_an_address():
     assert next(again).tolist() == list(range(16, 24))
 
 
+def test_the_state_of_another_iterator_is_an_error_that_says_so():
+    grain = pytest.importorskip("grain")
+    feed = feed_of(grain.MapDataset.range(40).to_iter_dataset())
+    next(feed)
+    state = feed.state()
+    plain = feed_of(iter(range(40)))
+    plain.restore(state)
+    with pytest.raises(sx.FeedStateError, match="source: .* range_iterator takes none"):
+        next(plain)
+    feed.restore({**state, "global_step": 2, "source": {"next": 8}})
+    with pytest.raises(sx.FeedStateError, match="does not take it: KeyError"):
+        next(feed)
+
+
 def test_plain_iterators_and_generators():
     batches = list(feed_of(({"x": i} for i in range(20)), policy="keep"))
     assert [b["x"].tolist() for b in batches] == [list(range(8)), list(range(8, 16)), [16, 17, 18, 19]]
@@ -245,6 +346,34 @@ def test_ragged_records_are_an_error_that_says_what_would_work():
         next(feed_of(records, shuffle=False, transform=pad))  # stacked before the transform sees it
 
 
+def test_the_first_record_settles_the_dtype():
+    """Else it would depend on the records that a process happens to hold."""
+    records = [{"x": np.float16(0.5)}, {"x": 1.5}, {"x": np.float32(2)}, *[{"x": np.float16(3)}] * 5]
+    assert next(feed_of(records, shuffle=False))["x"].dtype == np.float16
+    with pytest.raises(
+        sx.SourceError, match=r"leaf 'x' has several dtypes\n  the first record: int64\n  record 2: float64"
+    ):
+        next(feed_of([{"x": 0}, {"x": True}, {"x": 0.5}, *[{"x": 3}] * 5], shuffle=False))
+
+
+def test_random_keys_and_nothing_are_no_records():
+    keys = [{"k": key} for key in jax.random.split(jax.random.key(0), 8)]
+    with pytest.raises(sx.SourceError, match=r"random keys[\s\S]*k: holds keys"):
+        next(feed_of(keys, shuffle=False))
+    for source in ([None] * 8, iter([None] * 8)):
+        with pytest.raises(sx.SourceError, match="record 0: is None"):
+            next(feed_of(source, shuffle=False))
+    with pytest.raises(sx.SourceError, match="batch 1 of the stream is no global batch"):
+        list(feed_of(iter([np.arange(8), None, np.arange(8)]), batched=True))
+
+
+def test_host_names_leaves_that_there_are():
+    with pytest.raises(sx.FeedError, match=r"'tokns': is no leaf; did you mean 'tokens'[\s\S]*'tokens', 'x'"):
+        next(feed_of({"tokens": np.arange(8), "x": np.arange(8)}, host=("tokns",)))
+    batch = next(feed_of(np.arange(8), host="text", transform=lambda c: {"text": c, "x": c}))
+    assert isinstance(batch["text"], np.ndarray) and isinstance(batch["x"], jax.Array)
+
+
 def test_a_transform_can_pad_what_is_ragged():
     tokens = [np.arange(i % 4) for i in range(16)]
     feed = feed_of(
@@ -286,6 +415,17 @@ def test_a_transform_that_changes_the_rows_is_an_error(transform, message):
     with pytest.raises(sx.TransformError, match=message):
         next(feed)
     assert feed.global_step == 0
+
+
+def test_lists_that_a_transform_returns():
+    def ragged(columns):
+        return {"x": columns, "rows": [np.arange(i % 3) for i in columns]}
+
+    batch = next(feed_of(np.arange(8), transform=lambda c: {"x": [[i, i] for i in c], "t": ["a"] * 8, "b": [b"b"] * 8}))
+    assert batch["x"].shape == (8, 2) and batch["t"].dtype == batch["b"].dtype == object
+    with pytest.raises(sx.TransformError, match=r"several shapes: \(0,\), \(1,\), \(2,\)[\s\S]*host=\('rows',\)"):
+        next(feed_of(np.arange(8), transform=ragged))
+    assert next(feed_of(np.arange(8), transform=ragged, host="rows"))["rows"].dtype == object
 
 
 def test_random_augmentation_depends_on_the_record_alone():
@@ -508,10 +648,10 @@ def test_leaves_may_split_their_rows_in_different_ways():
         (lambda: feed_of(np.arange(8), workers=-1), sx.FeedError, "workers=-1"),
         (lambda: feed_of(np.arange(8), workers=2), sx.FeedError, "columns are read in blocks"),
         (lambda: feed_of({"x": np.zeros(8), "y": np.zeros(9)}), sx.SourceError, r"x: 8 records[\s\S]*y: 9 records"),
-        (lambda: feed_of({"x": np.zeros(8), "n": 3}), sx.SourceError, "n: a int has no records"),
+        (lambda: feed_of({"x": np.zeros(8), "n": 3}), sx.SourceError, "n: int has no records"),
         (lambda: feed_of({}), sx.SourceError, "no columns"),
-        (lambda: feed_of(3), sx.SourceError, "cannot feed from a int"),
-        (lambda: feed_of("text"), sx.SourceError, "cannot feed from a str"),
+        (lambda: feed_of(3), sx.SourceError, "cannot feed from int"),
+        (lambda: feed_of("text"), sx.SourceError, "cannot feed from str"),
         (lambda: feed_of(iter([1]), policy="wrap"), sx.FeedError, "'wrap' needs the first records again"),
         (lambda: feed_of(iter([1]), shuffle=True, epochs=2), sx.FeedError, r"shuffle[\s\S]*epochs"),
         (lambda: sx.Feed(np.arange(8), "data", 8, seed=0), sx.FeedError, "not a sharding: str"),
@@ -519,6 +659,11 @@ def test_leaves_may_split_their_rows_in_different_ways():
         (lambda: sx.Feed(np.arange(8), P("data"), 8, seed=0), sx.NoMeshError, "needs a mesh"),
         (lambda: sx.Feed(np.arange(8), ("data=8", P("data")), 8, seed=0), sx.PlacementError, "data=8 .*has no devices"),
         (lambda: feed_of(jax.random.split(jax.random.key(0), 8)), sx.SourceError, r"jax.random.key_data\(keys\)"),
+        (lambda: feed_of(np.array(3)), sx.SourceError, "cannot feed from ndarray without dimensions"),
+        (lambda: feed_of(iter([1]), seed="x"), sx.FeedError, "seed 'x'"),
+        (lambda: feed_of(np.arange(8), transform=3), sx.TransformError, "transform=3 cannot be called"),
+        (lambda: feed_of(np.arange(8), transform=lambda a, b, c: a), sx.TransformError, "needs 3 arguments: a, b, c"),
+        (lambda: sx.Feed(np.arange(8), (rows_sharding().mesh, P("dta")), 8, seed=0), sx.UnknownAxisError, "did you mean 'data'"),
         (lambda: sx.EpochPlan(2**63 - 1, 8), sx.BatchSizeError, "`.repeat\\(\\)`"),
     ],
 )  # fmt: skip
@@ -618,6 +763,30 @@ def test_a_loop_left_by_an_exception_is_cleaned_up_by_the_context():
         for _ in feed:
             raise ZeroDivisionError
     assert not feed_threads()
+
+
+def test_an_interrupt_does_not_wait_for_a_slow_source():
+    asleep, awake = threading.Event(), threading.Event()
+
+    class Slow:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, at):
+            asleep.set()
+            awake.wait(8)
+            return at
+
+    feed = feed_of(Slow(), prefetch=2)
+    main = threading.get_ident()
+    threading.Thread(target=lambda: asleep.wait(20) and signal.pthread_kill(main, signal.SIGINT)).start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        next(feed)
+    assert time.monotonic() - begun < 5
+    awake.set()
+    assert wait_until(lambda: not feed_threads()) and next(feed).shape == (8,)
+    feed.close()
 
 
 def test_no_more_is_read_ahead_than_asked():

@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardax.data.plan import POLICIES, EpochPlan
+from shardax.data.planned import PlannedSource
+from shardax.data.reading import START, or_first
+from shardax.data.sources import ColumnSource
 from shardax.data.split import row_split
 from shardax.errors import BatchSizeError, FeedError, FeedStateError
 
@@ -95,6 +98,42 @@ def test_elastic_every_mesh_at_every_resume_point_sees_the_same_rows(n, groups, 
                 assert at == step
                 assert np.array_equal(records, expected[rows]) and np.array_equal(valid, counts[rows])
         state = json.loads(json.dumps(plan.state(first + steps)))
+
+
+@given(
+    n=st.integers(1, 120),
+    groups=st.integers(1, 4),
+    policy=st.sampled_from(POLICIES),
+    seed=st.integers(0, 5),
+    legs=st.lists(st.tuples(st.sampled_from(MESHES), st.integers(1, 9)), min_size=1, max_size=4),
+)
+def test_elastic_reading_under_every_policy_equals_one_process(n, groups, policy, seed, legs):
+    """The same through the reading itself, tails included: every process opens the source at the state and goes on."""
+    from jax.sharding import PartitionSpec as P
+
+    batch = 8 * groups
+    if policy == "drop" and n < batch:
+        return
+    alone, step = EpochPlan(n, batch, policy, seed), 0
+    for (mesh, owners), steps in legs:
+        for process in set(owners):
+
+            def rows_of(size, mesh=mesh, owners=owners, process=process):
+                ways = row_split(
+                    (mesh, P("d")), (64,), owners
+                ).shards  # a tail that does not divide is whole everywhere
+                return row_split((mesh, P("d")), (size,), owners).rows(process) if size % ways == 0 else np.arange(size)
+
+            plan = EpochPlan(n, batch, policy, seed)
+            reader = PlannedSource(ColumnSource({"x": np.arange(n) * 10}), plan, None, rows_of)
+            position = reader.restore(json.loads(json.dumps(alone.state(step))), START)
+            for at, local in zip(range(step, step + steps), reader.batches(position, None), strict=False):
+                records, valid = alone.records_at(at)
+                assert local.held.tolist() == rows_of(len(records)).tolist()
+                rows = or_first(local.held)
+                assert local.columns["x"].tolist() == (records[rows] * 10).tolist()
+                assert local.about.valid.tolist() == valid[rows].tolist() and local.after.step == at + 1
+        step += steps
 
 
 def test_a_state_has_no_topology_and_is_json():

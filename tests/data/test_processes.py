@@ -197,6 +197,51 @@ def test_a_source_that_raises_on_one_process_raises_there():
 
 
 @pytest.mark.processes(4, devices=2)
+@pytest.mark.parametrize(
+    "option, usual, other, says",
+    [
+        ("seed", 0, 1, "rank 2, seed: 1, but 0 on ranks 0, 1, 3"),
+        ("global_batch", 8, 16, "rank 2, global_batch: 16, but 8 on ranks 0, 1, 3"),
+        ("policy", "drop", "wrap", "rank 2, policy: wrap, but drop on ranks 0, 1, 3"),
+        ("source", np.arange(64), np.arange(65), "rank 2, records: 65, but 64 on ranks 0, 1, 3"),
+        ("state", None, {"global_step": 3}, "rank 2, global_step: 3, but 0 on ranks 0, 1, 3"),
+    ],
+)
+def test_a_process_with_another_stream_is_named_before_the_first_batch(option, usual, other, says):
+    """Without a word each would load other rows, and the batch would be a mixture of two."""
+    mesh = Mesh(np.array(in_order()), ("data",))
+    options = {"source": np.arange(64), "global_batch": 8, "seed": 0, "policy": "drop", "state": None}
+    options[option] = other if jax.process_index() == 2 else usual
+    source, batch, state = options.pop("source"), options.pop("global_batch"), options.pop("state")
+    with sx.Feed(source, NamedSharding(mesh, P("data")), batch, **options) as feed:
+        if state is not None:
+            feed.restore({**feed.state(), **state})
+        with pytest.raises(sx.DisagreementError, match=f"disagree on 'feed': rank 2\n  {says}") as error:
+            next(feed)
+    assert error.value.ranks == (2,)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_feeds_of_some_processes_do_not_ask_the_others():
+    """One process feeds its own devices with what is its own; two share a mesh; the job's feed counts for itself."""
+    rank = jax.process_index()
+    own = NamedSharding(Mesh(np.array(jax.local_devices()), ("data",)), P("data"))
+    half = [device for device in in_order() if device.process_index // 2 == rank // 2]
+    shared = NamedSharding(Mesh(np.array(half).reshape(2, 2).T, ("data", "model")), P("data"))
+    whole = NamedSharding(Mesh(np.array(in_order()), ("data",)), P("data"))
+    if rank == 1:
+        with sx.Feed(iter(range(6)), own, 2, seed=rank, debug=True) as feed:
+            assert [batch.tolist() for batch in feed] == [[0, 1], [2, 3], [4, 5]]
+    if rank > 1:
+        batch = sx.JaxProcessSharderModule().shard(np.arange(4), shared)
+        assert all(devices_hold(batch, np.arange(4)))
+        with sx.Feed(iter(range(8)), shared, 4, seed=7, debug=True) as feed:
+            assert [all(devices_hold(batch, np.arange(4) + 4 * at)) for at, batch in enumerate(feed)] == [True, True]
+    with sx.Feed(iter(range(16)), whole, 8, seed=0, debug=True) as feed:
+        assert [all(devices_hold(batch, np.arange(8) + 8 * at)) for at, batch in enumerate(feed)] == [True, True]
+
+
+@pytest.mark.processes(4, devices=2)
 def test_shard_takes_the_rows_that_each_process_holds():
     mesh = Mesh(np.array(in_order()), ("data",))
     sharder = sx.JaxProcessSharderModule()
@@ -342,8 +387,7 @@ def train_and_log():
 
     import shardax as sx
 
-    rank, size = int(os.environ["SHARDAX_RANK"]), int(os.environ["SHARDAX_PROCESSES"])
-    jax.distributed.initialize(os.environ["SHARDAX_COORDINATOR"], size, rank, heartbeat_timeout_seconds=100)
+    rank = sx.initialize(initialization_timeout=90).rank
     folder = Path(os.environ["FEED_LOG"])
     devices = np.array(sorted(jax.devices(), key=lambda d: (d.process_index, d.id)))
     mesh = jax.sharding.Mesh(devices.reshape(2, -1), ("data", "model"))
@@ -352,9 +396,10 @@ def train_and_log():
     total = jax.jit(lambda x: x.sum(), out_shardings=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
     if os.environ["FEED_STATE"]:
         feed.restore(json.loads(os.environ["FEED_STATE"]))
-    with open(folder / f"{os.environ['FEED_RUN']}-{rank}.log", "w", buffering=1) as log:
+    with sx.guard() as guard, open(folder / f"{os.environ['FEED_RUN']}-{rank}.log", "w", buffering=1) as log:
         for x, _ in feed:
             held = {int(s.index[0].start): np.asarray(s.data).tolist() for s in x.addressable_shards}
+            guard.step(feed.global_step)
             log.write(json.dumps([feed.global_step - 1, held]) + "\n")
             float(total(x))  # a collective: nobody runs ahead, as in training
             if rank == 0 and feed.global_step % 3 == 0:
@@ -381,9 +426,9 @@ def test_kill_9_in_the_middle_of_an_epoch_and_the_stream_goes_on(tmp_path):
     with start_processes(train_and_log, 4, devices=2, env={**log, "FEED_RUN": "first", "FEED_STATE": ""}) as running:
         running.wait_for("step 10", timeout=120)
         running.kill(2)
-        for rank in (0, 1, 3):  # in training these would hang in a collective until a time-out: not worth the wait here
-            running.kill(rank)
-        running.finish(timeout=30)
+        ended = running.finish(timeout=60)
+    assert [process.returncode for process in ended] == [70, 70, -9, 70], ended
+    assert all("rank 2 of 4" in process.stderr for process in ended if process.rank != 2), ended
     text = (tmp_path / "state.json").read_text()
     state = json.loads(text)
     assert 9 <= state["global_step"] < 52

@@ -63,6 +63,16 @@ def test_both_kinds_of_statistics_are_refused():
         sx.JaxProcessSharderConfig(batch_stats_fn=lambda x: {}, precomputed_stats={})
 
 
+def test_a_config_of_wrong_types_lists_them_all():
+    with pytest.raises(sx.SharderError) as error:
+        sx.JaxProcessSharderConfig("yes", batch_stats_fn=3, sharding_rules="batch", drop_remainder=None)
+    assert [offence.where for offence in error.value.offences] == [
+        "cacheable", "batch_stats_fn", "sharding_rules", "drop_remainder",
+    ]  # fmt: skip
+    with pytest.raises(sx.SharderError, match="precomputed_stats: 3 is not a mapping or None"):
+        sx.JaxProcessSharderConfig(precomputed_stats=3)
+
+
 @pytest.mark.parametrize("rules", [["batch"], [("a",)], [(1, "x")], [("a", 3)]])
 def test_rules_that_are_no_pairs(rules):
     with pytest.raises(sx.SharderError, match="rule 0"):
@@ -70,7 +80,7 @@ def test_rules_that_are_no_pairs(rules):
 
 
 def test_the_module_takes_only_its_config():
-    with pytest.raises(sx.SharderError, match="a dict, not a JaxProcessSharderConfig"):
+    with pytest.raises(sx.SharderError, match="of type dict, not a JaxProcessSharderConfig"):
         sx.JaxProcessSharderModule({"cacheable": True})
 
 
@@ -98,6 +108,15 @@ def test_topology_can_be_overridden_and_given_back():
     assert sharder.shard_data([0, 1, 2]) == [0, 1, 2]
     with pytest.raises(sx.SharderError, match="process_count cannot be 0"):
         sharder.process_count = 0
+    with pytest.raises(sx.SharderError, match=r"process_index cannot be 1\.5: it is a whole number"):
+        sharder.process_index = 1.5
+
+
+def test_a_process_that_there_is_not_gets_an_error_and_not_nothing():
+    sharder = sx.JaxProcessSharderModule()
+    sharder.process_index = 3
+    with pytest.raises(sx.SharderError, match=r"no process 3 among 1 process\n.*together"):
+        sharder.shard_data([1, 2, 3, 4])
 
 
 def test_topology_can_be_overridden_in_a_subclass(monkeypatch):
@@ -184,7 +203,7 @@ def test_trees_of_columns():
 def test_unequal_columns_are_named():
     with pytest.raises(sx.SharderError, match=r"x: 4 records[\s\S]*y: 3 records"):
         sx.JaxProcessSharderModule().shard_data({"x": np.zeros(4), "y": np.zeros(3)})
-    with pytest.raises(sx.SharderError, match="step: a int has no records"):
+    with pytest.raises(sx.SharderError, match="step: int has no records"):
         sx.JaxProcessSharderModule().shard_data({"x": np.zeros(4), "step": 3})
 
 
@@ -248,14 +267,15 @@ def test_what_has_no_rows(data):
 
 
 @pytest.mark.parametrize("make", [lambda: [1, 2], lambda: np.zeros(2), lambda: {"a": [1, 2]}, lambda: iter([1, 2])])
-def test_fewer_rows_than_processes_is_a_warning_not_silence(make, caplog):
+@pytest.mark.parametrize("cacheable", [False, True])
+def test_fewer_rows_than_processes_is_a_warning_not_silence(make, cacheable, caplog):
     with (
-        pytest.warns(UserWarning, match="2 records are fewer than 4 processes"),
+        pytest.warns(UserWarning, match="2 records are fewer than 4 processes") as warned,
         caplog.at_level(logging.WARNING, logger=sharder_module.logger.name),
     ):
-        part = simulated(0, 4).shard_data(make())
+        part = simulated(0, 4, cacheable=cacheable).shard_data(make())
         list(part)
-    assert "drop_remainder=True" in caplog.text
+    assert "drop_remainder=True" in caplog.text and warned[0].filename == __file__
 
 
 def test_no_warning_without_reason(recwarn):
@@ -325,7 +345,7 @@ def test_statistics_are_not_shared_with_the_caller():
     stats["by"]["mean"].append(2)
     sharder.get_statistics()["by"]["mean"].append(3)
     assert sharder.get_statistics() == {"by": {"mean": [1]}}
-    with pytest.raises(sx.SharderError, match="a mapping, not a float"):
+    with pytest.raises(sx.SharderError, match="a mapping, not float"):
         sharder.set_statistics(3.0)
 
 
@@ -403,7 +423,7 @@ def test_copies_of_a_subclass_keep_what_it_added():
     twin.config.precomputed_stats["mean"][:] = 1
     assert sharder.seen == [1, 2] and sharder.config.precomputed_stats["mean"].tolist() == [0, 0]
     assert type(twin) is Counting and sharder.clone().config == sharder.config
-    with pytest.raises(sx.SharderError, match="a int, not a JaxProcessSharderConfig"):
+    with pytest.raises(sx.SharderError, match="of type int, not a JaxProcessSharderConfig"):
         sharder.copy(config=3)
 
 
@@ -542,6 +562,10 @@ def test_names_that_nothing_knows(mesh):
         sx.JaxProcessSharderModule().get_named_sharding(mesh, ("data", "modle"))
     with pytest.raises(sx.SpecError, match="'data': shards dims 0, 1"):
         with_rules().get_partition_spec(("batch", "data"))
+    with pytest.raises(sx.UnknownAxisError, match="'dta': is no mesh axis; did you mean 'data'"):
+        with_rules().get_named_sharding(mesh, P("dta"))
+    with pytest.raises(sx.UnknownAxisError, match="'dta': is no mesh axis; did you mean 'data'"):
+        with_rules().shard(np.zeros(8), (mesh, P("dta")))
 
 
 @pytest.mark.parametrize("logical", [3, {"x": "data"}, (3,), (("data", 3),)])
@@ -558,7 +582,13 @@ def test_without_rules_names_are_taken_as_they_are_and_a_mesh_in_force_is_asked(
 
 
 def test_named_sharding(mesh):
-    assert with_rules().get_named_sharding(mesh, ("batch", "hidden")) == NamedSharding(mesh, P("data", "model"))
+    wanted = NamedSharding(mesh, P("data", "model"))
+    assert with_rules().get_named_sharding(mesh, ("batch", "hidden")) == wanted
+    with pytest.raises(sx.NoMeshError, match="a named sharding needs a mesh"):
+        with_rules().get_named_sharding(None, ("batch", "hidden"))
+    with jax.set_mesh(mesh):
+        assert with_rules().get_named_sharding(None, ("batch", "hidden")) == wanted
+        assert with_rules().parallel_transform(np.ones(8), lambda x: x + 1, None, ("batch",)).tolist() == [2] * 8
 
 
 def test_shard_places_reshards_and_leaves_text_alone(mesh):

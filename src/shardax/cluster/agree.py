@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
 
-from shardax.cluster.barrier import barrier
+from shardax.cluster.barrier import barrier, check_wait
 from shardax.cluster.fields import Fields, digest, fields_of
-from shardax.cluster.kv import Store, job_store
+from shardax.cluster.kv import job_store
 from shardax.cluster.ranks import group_ranks, show_ranks
 from shardax.errors import DisagreementError, Offence, plural
 
@@ -26,6 +27,7 @@ def agree(tag: str, value: object, timeout: float = 60.0) -> str:
     >>> agree("config", {"batch": 32, "seed": 0}) == agree("config", {"seed": 0, "batch": 32})
     True
     """
+    check_wait(tag, timeout)
     fields = fields_of(value)
     mine = digest(fields)
     store = job_store()
@@ -38,12 +40,13 @@ def agree(tag: str, value: object, timeout: float = 60.0) -> str:
         store.put(f"agree/{tag}/fields/{store.rank}", _pack(fields))
     barrier(f"agreed on {tag}", timeout)  # all have read: the keys can be used again
     if len(groups) > 1:
-        raise _disagreement(store, tag, [ranks for _, ranks in groups])
+        said = {rank: _unpack(text) for rank, text in store.by_rank(f"agree/{tag}/fields").items()}
+        raise disagreement(tag, [ranks for _, ranks in groups], said)
     return mine
 
 
-def _disagreement(store: Store, tag: str, groups: list[list[int]]) -> DisagreementError:
-    said = {rank: _unpack(text) for rank, text in store.by_rank(f"agree/{tag}/fields").items()}
+def disagreement(tag: str, groups: list[list[int]], said: Mapping[int, Fields]) -> DisagreementError:
+    """The error for groups of ranks, the usual one first, of which the first rank of each has said its fields."""
     usual, many = said[groups[0][0]], groups[0]
     offences: list[Offence] = []
     count = 0

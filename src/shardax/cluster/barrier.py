@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-from shardax.cluster.kv import Store, job_store
+from shardax.cluster.kv import JobCounts, Store, job_store
 from shardax.cluster.ranks import show_ranks
-from shardax.errors import BarrierError, Offence
+from shardax.errors import BarrierError, ClusterError, Offence
 
-_arrivals: Counter[str] = Counter()  # how often this process has come to each barrier
-_failures: Counter[str] = Counter()  # how often it failed: the service does not take a failed one up again
+_arrivals = JobCounts()  # how often this process has come to each barrier
+_failures = JobCounts()  # how often it failed: the service does not take a failed one up again
 
 
 def barrier(name: str, timeout: float = 60.0) -> None:
@@ -19,16 +17,31 @@ def barrier(name: str, timeout: float = 60.0) -> None:
 
     >>> barrier("epoch 1")
     """
+    check_wait(name, timeout)
     store = job_store()
     if store is None:
         return
-    _arrivals[name] += 1
-    mine = _arrivals[name]
+    arrivals, failures = _arrivals.of(store), _failures.of(store)
+    arrivals[name] += 1
+    mine = arrivals[name]
     store.put(f"barrier/{name}/{store.rank}", str(mine))
     store.put(f"last barrier/{store.rank}", name)
-    if (said := store.meet(f"barrier/{name}/{_failures[name]}", timeout)) is not None:
-        _failures[name] += 1
+    if (said := store.meet(f"barrier/{name}/{failures[name]}", timeout)) is not None:
+        failures[name] += 1
         raise _absence(store, name, mine, timeout, said)
+
+
+def check_wait(name: object, timeout: object) -> None:
+    """What all wait for has a name, and the wait an end."""
+    if not isinstance(name, str) or not name:
+        raise ClusterError(f"a barrier is named by a text, not {name!r}")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < LONGEST:
+        raise ClusterError(
+            f"timeout={timeout!r} is no time to wait", remedy="seconds, more than none and less than a month"
+        )
+
+
+LONGEST = 30 * 86400.0
 
 
 def _absence(store: Store, name: str, mine: int, timeout: float, said: str) -> BarrierError:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardax._compat import detect_cluster
-from shardax.errors import ClusterError, Offence
+from shardax._compat import cluster_methods, detect_cluster
+from shardax.errors import ClusterError, Offence, did_you_mean
 
 COORDINATOR, PROCESSES, RANK, JOB = "SHARDAX_COORDINATOR", "SHARDAX_PROCESSES", "SHARDAX_RANK", "SHARDAX_JOB"
 
@@ -32,9 +32,12 @@ class Place:
     bind_address: str | None = None
 
     def __post_init__(self) -> None:
-        host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdigit():
+        host, _, port = str(self.coordinator).rpartition(":")
+        if not isinstance(self.coordinator, str) or not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ClusterError(f"coordinator_address is {self.coordinator!r}", remedy="write it as 'host:port'")
+        for name, number in (("num_processes", self.size), ("process_id", self.rank)):
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise ClusterError(f"{name} is {number!r}", remedy="give a whole number")
         if self.size < 1:
             raise ClusterError(f"num_processes is {self.size}; a job has at least 1 process")
         if not 0 <= self.rank < self.size:
@@ -84,6 +87,7 @@ def find_place(
     >>> find_place("10.0.0.1:1234", 4, 2, job="a")
     Place(coordinator='10.0.0.1:1234', size=4, rank=2, local_device_ids=None, job='a', bind_address=None)
     """
+    _check_method(method)
     env = os.environ if environment is None else environment
     given = (coordinator_address, num_processes, process_id)
     ids = (local_device_ids,) if isinstance(local_device_ids, int) else local_device_ids
@@ -102,6 +106,24 @@ def find_place(
         return None
     bind = bind_address or env.get("JAX_COORDINATOR_BIND_ADDRESS")
     return Place(address, size, rank, None if ids is None else tuple(ids), job or _job_token(env), bind)
+
+
+def _check_method(method: str | None) -> None:
+    """A cluster that is asked for must be there: otherwise every process of the job would go on alone."""
+    if method is None or method == "deactivate":
+        return
+    known = cluster_methods()
+    if method not in known:
+        named = ", ".join(map(repr, ("deactivate", *known)))
+        raise ClusterError(
+            f"jax knows no cluster_detection_method {method!r}{did_you_mean(method, known)}",
+            remedy=f"it is one of {named}, or None to look for any",
+        )
+    if not known[method]():
+        raise ClusterError(
+            f"cluster_detection_method={method!r}, and this process is not in one",
+            remedy="start it as one (srun, mpirun), give address, size and rank, or take the argument away",
+        )
 
 
 def _job_token(env: Mapping[str, str]) -> str | None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from shardax._compat import jaxlib_version
 from shardax.cluster.detect import Place
 from shardax.cluster.ranks import group_ranks, show_ranks
 from shardax.errors import Offence
@@ -135,7 +134,7 @@ def _unreachable(arrived: Sequence[ProcessFacts]) -> Iterable[Fault]:
 def _settings() -> dict[str, str]:
     versions = {
         "jax": jax.__version__,
-        "jaxlib": jaxlib_version(),
+        "jaxlib": version("jaxlib"),
         "python": ".".join(platform.python_version_tuple()[:2]),
         "shardax": version("shardax"),
     }

@@ -16,20 +16,23 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, SupportsIndex
 
 from jax.errors import JaxRuntimeError
 
 from shardax._compat import distributed_place
 from shardax.cluster import sentinel
-from shardax.cluster.kv import Store, job_store
+from shardax.cluster.kv import JobCounts, Store, job_store
 from shardax.cluster.progress import PROGRESS
 from shardax.cluster.ranks import show_ranks
 from shardax.cluster.signals import AbortHandler
-from shardax.errors import ClusterError
+from shardax.errors import ClusterError, Offence
 
 EXIT_CODE = 70
 """What every process leaves with once one of them has failed (EX_SOFTWARE)."""
+
+SHORTEST = 1.0
+"""A shorter silence would be that of a process that is merely slow."""
 
 CONSEQUENCES = ("gloo", "coordination service", "nccl", "connection closed by peer")
 """Words of errors that follow from another process's end."""
@@ -46,8 +49,9 @@ class Guard:
     _abort: AbortHandler | None = None
     _earlier_hook: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _holders: int = 0
 
-    def step(self, number: int) -> None:
+    def step(self, number: SupportsIndex) -> None:
         """This process is now at this step; `sx.should_stop(step)` says so, too."""
         PROGRESS.reach(number)
 
@@ -58,7 +62,9 @@ class Guard:
         if self._child is not None and error is not None and not _is_clean_exit(error):
             traceback.print_exception(error)
             self._fail(error)
-        self.close()
+        self._holders -= 1
+        if self._holders <= 0:  # whoever holds it further out is still watched
+            self.close()
 
     def close(self) -> None:
         """This process is done: what it does from here on is not watched."""
@@ -76,7 +82,10 @@ class Guard:
 
     def _start(self, silence: float) -> None:
         assert self.store is not None
-        where, first = _meeting_point(self.store)
+        started = _started.of(self.store)
+        started["guard"] += 1  # a job may have several guards, one after another
+        key = f"guard/{started['guard']}"
+        where, first = _meeting_point(self.store, key)
         command = [sys.executable, "-I", "-S", str(sentinel.__file__), str(self.store.rank), str(os.getpid())]
         self._child = subprocess.Popen(
             [*command, str(silence), *where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
@@ -87,12 +96,12 @@ class Guard:
         self._answers = self._child.stdout
         said = self._read()
         if first not in said:
+            self._child.kill()
+            hub = "" if self.store.rank == 0 else f" of rank 0 at {':'.join(where[1:3])}"
             why = said.get("unreachable", "its sentinel ended at once")
-            raise ClusterError(
-                f"rank {self.store.rank} cannot join the guard of rank 0 at {':'.join(where[1:3])}: {why}"
-            )
+            raise ClusterError(f"rank {self.store.rank} cannot join the guard{hub}: {why}")
         if self.store.rank == 0:
-            self.store.put("guard", json.dumps([said["port"], where[2]]))
+            self.store.put(key, json.dumps([said["port"], where[2]]))
         PROGRESS.follower = lambda step: self._tell({"step": step})
         self._earlier_hook, sys.excepthook = sys.excepthook, self._hook
         self._abort = AbortHandler(self._aborted)
@@ -161,6 +170,7 @@ class Guard:
 
 
 _running: dict[str, Guard] = {}
+_started = JobCounts()
 
 
 def guard(*, silence: float = 3.0, exit_code: int = EXIT_CODE) -> Guard:
@@ -175,24 +185,36 @@ def guard(*, silence: float = 3.0, exit_code: int = EXIT_CODE) -> Guard:
                 guard.step(step)
                 train(step)
     """
-    if "guard" in _running:
-        return _running["guard"]
-    started = Guard(job_store(), exit_code)
-    if started.store is not None:
-        started._start(silence)  # pyright: ignore[reportPrivateUsage]
-        _running["guard"] = started
-        atexit.register(started.close)
-    return started
+    _check(silence, exit_code)
+    held = _running.get("guard")
+    if held is None:
+        held = Guard(job_store(), exit_code)
+        if held.store is not None:
+            held._start(silence)  # pyright: ignore[reportPrivateUsage]
+            _running["guard"] = held
+            atexit.register(held.close)
+    held._holders += 1  # pyright: ignore[reportPrivateUsage]
+    return held
 
 
-def _meeting_point(store: Store) -> tuple[list[str], str]:
+def _check(silence: object, exit_code: object) -> None:
+    wrong: list[Offence] = []
+    if isinstance(silence, bool) or not isinstance(silence, (int, float)) or not silence >= SHORTEST:
+        wrong.append(Offence("silence", f"{silence!r}: it is at least {SHORTEST:g} s, processes report every 0.5 s"))
+    if isinstance(exit_code, bool) or not isinstance(exit_code, int) or not 0 < exit_code < 256:
+        wrong.append(Offence("exit_code", f"{exit_code!r} is no failure: it is one of 1 … 255"))
+    if wrong:
+        raise ClusterError("this guard would not guard", wrong)
+
+
+def _meeting_point(store: Store, key: str) -> tuple[list[str], str]:
     """How the sentinel of this rank starts, and the first word expected from it."""
     _, _, coordinator = distributed_place()
     host = str(coordinator).rpartition(":")[0].strip("[]")
     local = host in ("localhost", "::1") or host.startswith("127.")
     if store.rank == 0:
-        return ["listen", "127.0.0.1" if local else "", secrets.token_hex(16)], "port"
-    found = store.wait("guard", 60)
+        return ["listen", "127.0.0.1" if local else "", secrets.token_hex(16), str(store.size)], "port"
+    found = store.wait(key, 60)
     if found is None:
         raise ClusterError("rank 0 has not called sx.guard() within 60 s", remedy="call it in every process")
     port, token = json.loads(found)

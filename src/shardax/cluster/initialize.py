@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from shardax.cluster.detect import Place, find_place
 from shardax.cluster.facts import Fault, ProcessFacts
 from shardax.cluster.kv import job_store
 from shardax.cluster.preflight import preflight as meet_before
-from shardax.errors import ClusterError, PreflightError, plural
+from shardax.errors import ClusterError, Offence, PreflightError, plural
 from shardax.tables import Table
 
 COLLECTIVE_FLAG = "--xla_cpu_collective_timeout_seconds"
@@ -81,6 +81,13 @@ def initialize(
     >>> cluster.rank, cluster.size
     (0, 1)
     """
+    seconds = {
+        "initialization_timeout": initialization_timeout,
+        "heartbeat_timeout_seconds": heartbeat_timeout_seconds,
+        "shutdown_timeout_seconds": shutdown_timeout_seconds,
+        "collective_timeout_seconds": collective_timeout_seconds,
+    }
+    _check_seconds(seconds)
     given = (coordinator_address, num_processes, process_id)
     if distributed_client() is not None:
         return _show(_already(*given), show)
@@ -112,6 +119,17 @@ def initialize(
     if (store := job_store()) is not None:
         store.put(f"process/{place.rank}", json.dumps([facts.host, facts.pid]))
     return _show(Cluster(place.rank, place.size, place.coordinator), show)
+
+
+def _check_seconds(given: Mapping[str, object]) -> None:
+    """JAX answers a heartbeat of no seconds with an abort."""
+    wrong = [
+        Offence(name, f"{seconds!r} is no time to wait")
+        for name, seconds in given.items()
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 1 <= seconds < float("inf")
+    ]
+    if wrong:
+        raise ClusterError("every wait has an end, and some time before it", wrong, "give seconds, at least 1")
 
 
 def _already(address: str | None, size: int | None, rank: int | None) -> Cluster:

@@ -6,7 +6,8 @@ millisecond.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 from jax.errors import JaxRuntimeError
@@ -76,6 +77,21 @@ class Store:
         except JaxRuntimeError as error:
             return str(error)
         return None
+
+
+@dataclass(eq=False)
+class JobCounts:
+    """Counts by name of what all processes of a job do in the same order; in another job they begin at zero."""
+
+    _client: Any = None
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    def of(self, store: Store | None) -> Counter[str]:
+        """The counts in this job."""
+        client = None if store is None else store.client
+        if client is not self._client:
+            self._client, self._counts = client, Counter()
+        return self._counts
 
 
 def job_store() -> Store | None:

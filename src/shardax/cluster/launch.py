@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import IO, TextIO
 
@@ -34,7 +35,7 @@ class _Process:
 
 
 def launch(
-    argv: Sequence[str],
+    argv: str | Path | Sequence[str | Path],
     processes: int,
     devices: int | None = None,
     *,
@@ -42,7 +43,7 @@ def launch(
     grace: float = GRACE_SECONDS,
     output: TextIO | None = None,
 ) -> int:
-    """Run a command (`["train.py", "--steps", "10"]`) as N processes; the exit code of the first one that fails, or 0.
+    """Run a script or a command (`["train.py", "--steps", "10"]`) as N processes; the first failure's exit code, or 0.
 
     `sx.initialize()` in the script finds its place. With `devices` each process has that many simulated CPU devices.
     Every line of output has its rank in front. When one process fails the others get `grace` seconds, then SIGTERM,
@@ -58,15 +59,18 @@ def launch(
     """
     if processes < 1:
         raise ClusterError(f"cannot launch {processes} processes", remedy="at least 1")
+    if devices is not None and devices < 1:
+        raise ClusterError(f"cannot simulate {devices} devices", remedy="at least 1, or None for the real ones")
+    command = _command([os.fspath(part) for part in ([argv] if isinstance(argv, (str, Path)) else argv)])
     sink = output or sys.stdout
     port = reserve_port()
     job = {COORDINATOR: port.address, PROCESSES: str(processes), JOB: uuid.uuid4().hex[:12], **_simulated(devices)}
     shared = {**os.environ, "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"), "PYTHONUNBUFFERED": "1", **job}
     started: list[_Process] = []
     try:
-        for rank in range(processes):
-            started.append(_start(_command(argv), {**shared, RANK: str(rank), **(env or {})}, rank, processes, sink))
-        with _Forwarding([process.popen for process in started]) as forwarding:
+        with _Forwarding(started) as forwarding:
+            for rank in range(processes):
+                started.append(_start(command, {**shared, RANK: str(rank), **(env or {})}, rank, processes, sink))
             first = _follow(started, grace)
         if first is None:
             return 0
@@ -74,7 +78,7 @@ def launch(
     finally:
         for process in started:
             if process.popen.poll() is None:
-                process.popen.kill()
+                os.killpg(process.popen.pid, signal.SIGKILL)
             process.popen.wait()
             process.reader.join(2)
         port.close()
@@ -96,15 +100,22 @@ def _simulated(devices: int | None) -> dict[str, str]:
 
 
 def _start(command: list[str], env: dict[str, str], rank: int, processes: int, sink: TextIO) -> _Process:
-    popen = subprocess.Popen(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    """In a process group of its own: Ctrl-C comes once, passed on, and not from the terminal as well."""
+    try:
+        popen = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
+    except OSError as error:
+        raise ClusterError(
+            f"cannot run {command[0]!r}: {error.strerror}", remedy="give a script or a program"
+        ) from None
     assert popen.stdout is not None
     label = f"[{rank:>{len(str(processes - 1))}}] "
     reader = threading.Thread(target=_prefix, args=(popen.stdout, label, sink), daemon=True)
@@ -129,7 +140,10 @@ def _follow(started: list[_Process], grace: float) -> _Process | None:
         if first is not None and escalation and time.monotonic() > deadline:
             number = escalation.pop(0)
             for process in running:
-                process.popen.send_signal(number)
+                if number == signal.SIGKILL:
+                    os.killpg(process.popen.pid, number)  # and what it has started
+                else:
+                    process.popen.send_signal(number)
             deadline = time.monotonic() + grace
         time.sleep(0.05)
     return first or _failed(started)
@@ -152,7 +166,7 @@ def _failed(started: list[_Process]) -> _Process | None:
 class _Forwarding:
     """While open, SIGTERM and SIGINT to the launcher go to all processes (a preemption notice reaches everyone)."""
 
-    def __init__(self, children: list[subprocess.Popen[str]]) -> None:
+    def __init__(self, children: list[_Process]) -> None:
         self._children = children
         self._earlier: dict[int, object] = {}
         self.interrupted = False  # by Ctrl-C: then nobody failed
@@ -168,10 +182,10 @@ class _Forwarding:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        self.interrupted |= number == signal.SIGINT and not any(child.poll() for child in self._children)
+        self.interrupted |= number == signal.SIGINT and not any(child.popen.poll() for child in self._children)
         for child in self._children:
-            if child.poll() is None:
-                child.send_signal(number)
+            if child.popen.poll() is None:
+                child.popen.send_signal(number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,13 +7,14 @@ hears of a SIGTERM. Here both are called.
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, SupportsIndex
 
 from jax.experimental import multihost_utils
 
@@ -71,7 +72,7 @@ def after_initialize(earlier: Any) -> None:
         _install(earlier)
 
 
-def should_stop(step: int) -> bool:
+def should_stop(step: SupportsIndex) -> bool:
     """True in every process, at the same step, once one of them has got SIGTERM: save, and leave.
 
     Call it once a step in every process, with the step's number. It works in a process alone, too (there a second
@@ -93,7 +94,7 @@ def should_stop(step: int) -> bool:
             remedy="jax.config.update('jax_enable_preemption_service', True) before sx.initialize()",
         )
     _close_traps()
-    return bool(multihost_utils.reached_preemption_sync_point(step))
+    return bool(multihost_utils.reached_preemption_sync_point(operator.index(step)))
 
 
 def _close_traps() -> None:

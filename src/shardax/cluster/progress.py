@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import SupportsIndex
+
+from shardax.errors import ClusterError
+
+
+def whole_step(step: object) -> int:
+    """A step as an int; JAX takes -1 for a step at which all have stopped.
+
+    >>> whole_step(3)
+    3
+    """
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ClusterError(f"{step!r} is no step", remedy="steps are whole numbers that grow from 0")
+    return number
 
 
 @dataclass(eq=False)
@@ -13,9 +32,9 @@ class Progress:
     step: int | None = None
     follower: Callable[[str], None] | None = None
 
-    def reach(self, step: int) -> None:
+    def reach(self, step: SupportsIndex) -> None:
         """This process is now at this step."""
-        self.step = step
+        self.step = whole_step(step)
         if self.follower is not None:
             self.follower(str(self))
 

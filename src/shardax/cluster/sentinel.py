@@ -4,7 +4,7 @@ It is a process of its own because a thread is no witness: Python code that hold
 looks like death, and a thread dies with what it watches. It imports nothing but the standard library and is started
 as a script:
 
-    python -I -S sentinel.py RANK PARENT SILENCE listen HOST TOKEN
+    python -I -S sentinel.py RANK PARENT SILENCE listen HOST TOKEN SIZE
     python -I -S sentinel.py RANK PARENT SILENCE join HOST PORT TOKEN
 
 Its parent writes JSON lines to its stdin (`step`, `failed`, `done`) and reads JSON lines from its stdout (`port`,
@@ -115,6 +115,10 @@ class Parent:
     def ended(self) -> bool:
         return self.state in ("gone", "done")
 
+    @property
+    def orphaned(self) -> bool:
+        return os.getppid() != self.pid
+
     def listen(self) -> None:
         part = os.read(0, 65536)
         if not part and self.state != "done":
@@ -134,7 +138,7 @@ class Parent:
                 letter = file.read().rpartition(")")[2].split()[0]
         except OSError:
             letter = "" if os.path.isdir("/proc/self") else "S"  # no /proc: only its end can be seen
-        gone = os.getppid() != self.pid or letter in ("Z", "X", "")
+        gone = self.orphaned or letter in ("Z", "X", "")
         self.state = "gone" if gone else "stopped" if letter in ("T", "t") else "running"
 
     def report(self) -> dict[str, Any]:
@@ -172,19 +176,20 @@ class Hub:
     silence: float
     host: str
     token: str
+    size: int
     members: dict[int, Member] = field(default_factory=dict)
     peers: dict[socket.socket, tuple[Lines, int | None]] = field(default_factory=dict)
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def run(self) -> None:
-        """Until all are done, or there is a verdict."""
+        """Until all have come and are done, or there is a verdict."""
         listener = socket.create_server((self.host, 0), backlog=4096)
         self.parent.tell({"port": listener.getsockname()[1]})
         clock = Clock(self.silence)
         self.members[0] = Member(0, _name(self.parent.pid), clock.now)
         self.selector.register(listener, selectors.EVENT_READ)
         self.selector.register(0, selectors.EVENT_READ)
-        while not all(member.state == "done" for member in self.members.values()):
+        while not self._over():
             ready = self.selector.select(0.05 if self._troubled() else TICK)
             paused, ticks = clock.advance()
             for key, _ in ready:
@@ -197,9 +202,14 @@ class Hub:
                 for member in self.members.values():
                     member.heard = clock.now
             if causes := judge(list(self.members.values()), clock.now, self.silence):
-                self._end(causes)
+                self._end(causes, listener)
                 return
         self._tell_peers({"closing": 1})
+
+    def _over(self) -> bool:
+        """Rank 0 may be done before another has come: that one still finds a hub, while rank 0's process lives."""
+        done = all(member.state == "done" for member in self.members.values())
+        return done and (len(self.members) == self.size or self.parent.orphaned)
 
     def _troubled(self) -> bool:
         return any(member.failure or member.state == "gone" for member in self.members.values())
@@ -210,16 +220,19 @@ class Hub:
 
     def _serve(self, ready: Any, listener: socket.socket, now: float) -> None:
         if ready is listener:
-            peer, _ = listener.accept()
-            peer.settimeout(1)
-            self.peers[peer] = (Lines(), None)
-            self.selector.register(peer, selectors.EVENT_READ)
+            self._welcome(listener)
         elif ready == 0:
             self.parent.listen()
             if self.parent.ended:
                 self.selector.unregister(0)
         else:
             self._hear(ready, now)
+
+    def _welcome(self, listener: socket.socket) -> None:
+        peer, _ = listener.accept()
+        peer.settimeout(1)
+        self.peers[peer] = (Lines(), None)
+        self.selector.register(peer, selectors.EVENT_READ)
 
     def _hear(self, peer: socket.socket, now: float) -> None:
         lines, rank = self.peers[peer]
@@ -240,16 +253,23 @@ class Hub:
             if rank is not None:
                 self.members[rank].hear({"state": "gone"}, now)
 
-    def _end(self, causes: list[list[Any]]) -> None:
-        """The verdict for everyone; rank 0 last."""
+    def _end(self, causes: list[list[Any]], listener: socket.socket) -> None:
+        """The verdict for everyone, also for those who come only now; rank 0 last."""
         self._tell_peers({"verdict": causes})
+        told = set(self.peers)
         end = time.monotonic() + LAST
-        while self.peers and (left := end - time.monotonic()) > 0:
+        while (self.peers or len(self.members) < self.size) and (left := end - time.monotonic()) > 0:
             for key, _ in self.selector.select(left):
-                if key.fileobj in self.peers:
-                    self._hear(key.fileobj, time.monotonic())  # type: ignore[arg-type]
+                ready: Any = key.fileobj
+                if ready is listener:
+                    self._welcome(listener)
+                elif ready not in self.peers:
+                    self.selector.unregister(ready)
                 else:
-                    self.selector.unregister(key.fileobj)
+                    self._hear(ready, time.monotonic())
+                    if ready not in told and self.peers.get(ready, (None, None))[1] is not None:
+                        _send(ready, {"verdict": causes})
+                        told.add(ready)
         self.parent.tell({"verdict": causes})
 
 
@@ -329,8 +349,8 @@ def main(rank: str, pid: str, silence: str, how: str, *rest: str) -> None:
         signal.signal(number, signal.SIG_IGN)  # meant for the parent; this process ends with it
     parent = Parent(int(pid))
     if how == "listen":
-        host, token = rest
-        Hub(parent, float(silence), host, token).run()
+        host, token, size = rest
+        Hub(parent, float(silence), host, token, int(size)).run()
     else:
         host, port, token = rest
         Spoke(parent, int(rank), float(silence), (host, int(port)), token).run()

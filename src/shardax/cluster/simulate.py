@@ -21,6 +21,8 @@ def simulate(devices: int = 8) -> None:
     >>> len(jax.devices())
     8
     """
+    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
+        raise ClusterError(f"{devices!r} is no number of simulated devices", remedy="at least 1")
     if PROCESSES in os.environ:
         return
     if not backend_initialised():

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, Sharding
 from numpy.typing import NDArray
 
 from shardax.data.split import RowSplit, row_split, show_rows
-from shardax.errors import Offence, SplitError
+from shardax.errors import FeedError, Offence, SplitError
 from shardax.names.spec import axes_of, entries_of
 
 
@@ -39,6 +39,21 @@ def place_rows(local: NDArray[Any], rows: NDArray[np.int64], sharding: Sharding,
 def device_dtype(dtype: Any) -> np.dtype[Any]:
     """The dtype that an array gets on a device: 64 bits become 32 unless JAX is told otherwise."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def check_range(path: str, local: NDArray[Any]) -> None:
+    """Whole numbers of 64 bits must fit the 32 that JAX gives them: it would keep their lower half without a word."""
+    given = device_dtype(local.dtype)
+    if local.dtype.kind not in "iu" or given == local.dtype or not local.size:
+        return
+    limits = np.iinfo(given)
+    low, high = int(local.min()), int(local.max())
+    if low < limits.min or high > limits.max:
+        raise FeedError(
+            f"numbers of {local.dtype} do not fit {given}, which they have on a device",
+            [Offence(path, f"holds {low if low < limits.min else high}", shape=local.shape)],
+            "jax.config.update('jax_enable_x64', True), or keep the leaf on the host",
+        )
 
 
 def split_of_local(sharding: NamedSharding, local_shape: Sequence[int], process: int) -> RowSplit:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
-from shardax.data.assemble import place_rows
+from shardax.data.assemble import check_range, place_rows
 from shardax.data.columns import is_host_only, with_paths
 from shardax.data.replicas import digests
 from shardax.data.shardings import cut_to_rank, is_sharding, read_shardings, spread, with_spec
@@ -68,6 +68,7 @@ class BatchPlacer:
             if sharding is None or is_host_only(leaf) or path in host:
                 placed.append(leaf[: len(rows)])
             else:
+                check_range(path, leaf)
                 shape = (size, *leaf.shape[1:])
                 placed.append(place_rows(leaf, rows, self._fitted(path, sharding, shape), shape))
         return jax.tree.unflatten(treedef, placed)

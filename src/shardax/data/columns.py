@@ -29,7 +29,7 @@ class Columns:
     def misfits(self) -> list[Offence]:
         """Leaves that are no columns, and all columns if their lengths differ."""
         without = [
-            Offence(path, f"a {type(value).__name__} has no records to count", shape=getattr(value, "shape", None))
+            Offence(path, f"{type(value).__name__} has no records to count", shape=getattr(value, "shape", None))
             for path, value, length in zip(self.paths, self.values, self.lengths, strict=True)
             if length is None
         ]
@@ -97,10 +97,10 @@ def is_tree(value: Any) -> bool:
 
 
 def is_stream(value: Any) -> bool:
-    """Records one after another: an iterator, or an iterable without a length."""
+    """Records one after another: an iterator, or an iterable without a subscript (it may know its length)."""
     if isinstance(value, (str, bytes, bytearray, Mapping, set, frozenset, Sequence)):
         return False
-    return hasattr(value, "__next__") or (hasattr(value, "__iter__") and not hasattr(value, "__len__"))
+    return hasattr(value, "__next__") or (hasattr(value, "__iter__") and not is_random_access(value))
 
 
 def is_spread(value: Any) -> bool:
@@ -117,3 +117,30 @@ def is_host_only(value: Any) -> bool:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.dtype.kind in "OSUMm" or value.dtype.type is np.void  # bfloat16 has kind V too
     return not isinstance(value, (jax.Array, bool, int, float, complex))
+
+
+def is_row(node: Any) -> bool:
+    """A list of numbers and text, or of such lists: the value of one leaf, not a node with a leaf for each number."""
+    return isinstance(node, list) and all(isinstance(item, _PLAIN) or is_row(item) for item in cast("list[Any]", node))
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic)
+
+
+def value_of(leaf: Any) -> Any:
+    """A list of numbers as the array that it is; a ragged one, and anything else, stays itself.
+
+    >>> value_of([[1, 2], [3, 4]]).shape, value_of([[1], [2, 3]]), value_of("text")
+    ((2, 2), [[1], [2, 3]], 'text')
+    """
+    if not isinstance(leaf, list):
+        return leaf
+    try:
+        return np.asarray(cast("list[Any]", leaf))
+    except ValueError:
+        return cast("list[Any]", leaf)
+
+
+def is_key(value: Any) -> bool:
+    """A random key, or an array of them: it has no form on the host."""
+    return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardax.data.batches import BatchPlacer
+from shardax.data.exchange import job_folder, open_exchange
 from shardax.data.feed_source import FeedSource, open_source
 from shardax.data.host_batch import BatchWork, Transform
-from shardax.data.plan import Policy
-from shardax.data.prefetch import Prefetcher
+from shardax.data.plan import Policy, is_count
+from shardax.data.prefetch import PATIENCE, Prefetcher
 from shardax.data.progress import Progress, progress_of
 from shardax.data.reading import START, Position
-from shardax.data.replicas import job_folder, open_exchange
+from shardax.data.same_stream import check_same_stream
 from shardax.data.split import RowSplit
 from shardax.errors import FeedError
 
@@ -63,7 +64,7 @@ class Feed:
         debug: bool = False,
         progress: bool | Callable[[int, int | None], None] = False,
     ) -> None:
-        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+        if not is_count(prefetch, 0):
             raise FeedError(
                 f"prefetch={prefetch!r} is not a number of batches", remedy="0 reads in the caller's thread"
             )
@@ -86,8 +87,10 @@ class Feed:
         self._work = BatchWork(self._placer, transform, on_host, mask if policy == "pad" else None)
         self._prefetch, self._debug = prefetch, debug
         self._progress: Progress = progress_of(progress)
-        self._folder, self._starts = job_folder("feed"), itertools.count()
+        self._members = sorted({process for split in self._splits for process in split.processes})
+        self._folder, self._starts = job_folder("feed", self._members), itertools.count()
         self._position = START
+        self._agreed, self._agreements = False, itertools.count()
         self._ended = False
         self._running: Generator[tuple[Any, Position]] | Prefetcher[tuple[Any, Position]] | None = None
         self._closing: weakref.finalize[Any, Any] | None = None
@@ -111,8 +114,11 @@ class Feed:
             self._ended = True
             self._position = self._source.after_pass(self._position)
             raise
-        except BaseException:
+        except Exception:
             self._stop()  # the position stands before the batch that failed: the next call tries it again
+            raise
+        except BaseException:
+            self._stop(at_once=True)  # Ctrl-C: nobody waits for a slow source now
             raise
         self._position = position
         self._progress.show(position.step - position.epoch_start or self.steps_per_epoch or 0, self.steps_per_epoch)
@@ -125,16 +131,28 @@ class Feed:
         return self.steps_per_epoch
 
     def _start(self) -> None:
+        if not self._agreed:
+            self._agree()
         folder = f"{self._folder}/{next(self._starts)}"  # what was said before a restart must not be heard after it
         source, work = self._source, self._work
-        check = open_exchange(f"{folder}/rows") if self._debug else None
-        items = work.run(source.batches(self._position, open_exchange(f"{folder}/end")), check)
+        check = open_exchange(f"{folder}/rows", self._members) if self._debug else None
+        items = work.run(source.batches(self._position, open_exchange(f"{folder}/end", self._members)), check)
         self._running = Prefetcher(items, self._prefetch) if self._prefetch else items
         self._closing = weakref.finalize(self, self._running.close)
 
-    def _stop(self) -> None:
+    def _agree(self) -> None:
+        """Before the first batch, and after a restore: seed, sizes, policy and place must be everybody's."""
+        place = {key: value for key, value in self.state().items() if key != "source"}  # an iterator's own is its own
+        check_same_stream(f"{self._folder}/stream {next(self._agreements)}", self._members, place)
+        self._agreed = True
+
+    def _stop(self, at_once: bool = False) -> None:
         if self._closing is not None:
-            self._closing()
+            self._closing.detach()
+        if isinstance(self._running, Prefetcher):
+            self._running.close(0.0 if at_once else PATIENCE)
+        elif self._running is not None:
+            self._running.close()
         self._running = self._closing = None
 
     def close(self) -> None:
@@ -184,7 +202,7 @@ class Feed:
         position = self._source.restore(state, self._position)
         if position != self._position:
             self._stop()
-            self._position = position
+            self._position, self._agreed = position, False
         self._ended = False
 
     def __repr__(self) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Mapping
 from typing import Any, Protocol
 
+from shardax.data.exchange import Exchange
 from shardax.data.grain_reading import GrainSource
-from shardax.data.plan import EpochPlan, Policy, check_policy
+from shardax.data.plan import EpochPlan, Policy, check_policy, check_seed, check_sizes, is_count
 from shardax.data.planned import PlannedSource
 from shardax.data.reading import LocalBatch, Position, RowsOf
-from shardax.data.replicas import Exchange
 from shardax.data.sources import RecordSource, readable
 from shardax.data.streamed import StreamedSource
 from shardax.data.streams import Stream
-from shardax.errors import BatchSizeError, FeedError, Offence
+from shardax.errors import FeedError, Offence
 
 
 class FeedSource(Protocol):
@@ -43,9 +43,9 @@ def open_source(
 ) -> FeedSource:
     """The way to read `source`: by plan if it has a length, else as a stream."""
     check_policy(policy)
-    if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
+    if epochs is not None and not is_count(epochs, 1):
         raise FeedError(f"epochs={epochs!r} is not a number of epochs", remedy="None goes on without end")
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+    if not is_count(workers, 0):
         raise FeedError(f"workers={workers!r} is not a number of processes")
     by_number = None if batched else readable(source, host)
     if by_number is not None:
@@ -57,11 +57,13 @@ def open_source(
                 "workers and read_options are for records that must be decoded; columns are read in blocks without them"
             )
         return GrainSource(by_number, plan, epochs, rows_of, workers, read_options)
-    _check_stream(global_batch, shuffle, epochs, workers, read_options)
-    return StreamedSource(Stream(source, global_batch, batched, host), policy, seed, rows_of)
+    _check_stream(shuffle, epochs, workers, read_options)
+    check_sizes(("global_batch", global_batch))
+    check_seed(seed)
+    return StreamedSource(Stream(source, int(global_batch), batched, host), policy, int(seed), rows_of)
 
 
-def _check_stream(global_batch: Any, shuffle: bool | None, epochs: int | None, workers: int, read_options: Any) -> None:
+def _check_stream(shuffle: bool | None, epochs: int | None, workers: int, read_options: Any) -> None:
     wrong: list[Offence] = []
     if shuffle:
         wrong.append(Offence("shuffle", "a stream has the order that it has"))
@@ -71,7 +73,3 @@ def _check_stream(global_batch: Any, shuffle: bool | None, epochs: int | None, w
         wrong.append(Offence("workers", "a stream reads itself: give its workers to it"))
     if wrong:
         raise FeedError("this source is a stream", wrong, "give a source with a length to have these")
-    if isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < 1:
-        raise BatchSizeError(
-            "there is nothing to batch", [Offence("global_batch", f"{global_batch!r} is not a positive whole number")]
-        )

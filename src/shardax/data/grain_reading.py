@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from shardax.data.exchange import Exchange
 from shardax.data.plan import BLOCK, EpochPlan
 from shardax.data.planned import PlannedSource
 from shardax.data.reading import LocalBatch, Position, RowsOf, or_first
-from shardax.data.replicas import Exchange
 from shardax.data.sources import RecordSource
 
 

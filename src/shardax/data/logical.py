@@ -76,9 +76,15 @@ def _entry(asked: Any, axes: list[str]) -> Any:
     return None if not axes else axes[0] if len(axes) == 1 else tuple(axes)
 
 
+def _named(asked: Any, axis: str) -> str:
+    return repr(axis) if asked == axis else f"{asked!r}: {axis!r}"
+
+
 def _check(resolved: list[list[str]], entries: list[Any], targets: Mapping[str, Any], known: set[str] | None) -> None:
     strange = [
-        Offence(f"dim {dim}", f"{entries[dim]!r}: {axis!r} is unknown{did_you_mean(axis, [*targets, *sorted(known)])}")
+        Offence(
+            f"dim {dim}", f"{_named(entries[dim], axis)} is unknown{did_you_mean(axis, [*targets, *sorted(known)])}"
+        )
         for dim, axes in enumerate(resolved)
         for axis in axes
         if known is not None and axis not in known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -10,9 +11,10 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from shardax.arrays.constrain import constrain
-from shardax.data.assemble import place_rows, split_of_local
+from shardax.data.assemble import check_range, place_rows, split_of_local
 from shardax.data.columns import is_host_only, is_spread, with_paths
-from shardax.data.replicas import check_replicas, digests, job_folder, open_exchange
+from shardax.data.exchange import job_folder, open_exchange
+from shardax.data.replicas import check_replicas, digests
 from shardax.data.shardings import cut_to_rank, read_shardings, spread
 from shardax.errors import Offence, SharderError, SplitError
 from shardax.names.spec import fit, misfit_error
@@ -37,10 +39,10 @@ def place_batch(batch: Any, sharding: Any, whole_rows: bool | None) -> Any:
             placed[place] = array
     if in_parts:
         _check_told({paths[p]: (placed[p], asked[p]) for p in in_parts}, whole_rows)
-        shared: dict[str, dict[str, str]] = {}
+        shared = _Shared()
         for place in in_parts:
             placed[place] = _from_local_rows(paths[place], placed[place], asked[place], whole_rows, shared)
-        _check_shared(shared)
+        shared.check()
     return jax.tree.unflatten(treedef, placed)
 
 
@@ -86,22 +88,33 @@ def _check_told(leaves: dict[str, tuple[Any, Any]], whole_rows: bool | None) -> 
         )
 
 
+@dataclass
+class _Shared:
+    """Digests of the rows that several processes own, by leaf, and the processes that they are spread over."""
+
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    members: set[int] = field(default_factory=set)
+
+    def check(self) -> None:
+        """They must have handed in the same rows; jax would take any without a word."""
+        if not self.digests:
+            return
+        members = sorted(self.members)
+        folder = job_folder("shard", members)
+        if (exchange := open_exchange(folder, members)) is not None:
+            check_replicas(exchange, self.digests, "this batch")
+
+
 def _from_local_rows(
-    path: str, leaf: Any, sharding: NamedSharding, whole_rows: bool | None, shared: dict[str, dict[str, str]]
+    path: str, leaf: Any, sharding: NamedSharding, whole_rows: bool | None, shared: _Shared
 ) -> jax.Array:
     local = np.asarray(leaf)
     if whole_rows is False:
         return jax.make_array_from_process_local_data(sharding, local)
+    check_range(path, local)
     split = split_of_local(sharding, local.shape, jax.process_index())
     rows = split.rows(jax.process_index())
     if any(len(owners) > 1 for owners in split.owners.values()):
-        shared[path] = digests(local, rows, split, jax.process_index())
+        shared.digests[path] = digests(local, rows, split, jax.process_index())
+        shared.members.update(split.processes)
     return place_rows(local, rows, sharding, split.shape)
-
-
-def _check_shared(shared: dict[str, dict[str, str]]) -> None:
-    """Processes that own the same rows must have handed in the same rows; jax would take either without a word."""
-    folder = job_folder("shard")
-    exchange = open_exchange(folder) if shared else None
-    if exchange is not None:
-        check_replicas(exchange, shared, folder)

@@ -41,21 +41,14 @@ class EpochPlan:
 
     def __post_init__(self) -> None:
         sizes = (("records", self.records), ("global_batch", self.global_batch))
-        wrong = [
-            Offence(name, f"{size!r} is not a positive whole number")
-            for name, size in sizes
-            if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1
-        ]
-        if wrong:
-            raise BatchSizeError("there is nothing to batch", wrong)
+        check_sizes(*sizes)
         if self.records > LARGEST:
             raise BatchSizeError(
                 f"{self.records} records are more than can be put in an order",
                 remedy="take `.repeat()` away from the source: the feed repeats it with epochs=None",
             )
         check_policy(self.policy)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)):
-            raise FeedError(f"seed {self.seed!r} is not a whole number", remedy="the same int on every process")
+        check_seed(self.seed)
         for name in ("records", "global_batch", "seed"):  # NumPy integers would not go into JSON
             object.__setattr__(self, name, int(getattr(self, name)))
         if self.policy == "drop" and self.records < self.global_batch:
@@ -151,6 +144,24 @@ BLOCK = 16_384
 """Rows whose records are computed together: 128 KiB of index, and 1,024 rows cost about as much as 16,384."""
 
 
+def is_count(value: object, least: int) -> bool:
+    """A whole number, Python's or NumPy's, of at least so much."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
+
+
+def check_sizes(*sizes: tuple[str, object]) -> None:
+    """Every size must be a positive whole number."""
+    wrong = [Offence(name, f"{size!r} is not a positive whole number") for name, size in sizes if not is_count(size, 1)]
+    if wrong:
+        raise BatchSizeError("there is nothing to batch", wrong)
+
+
+def check_seed(seed: object) -> None:
+    """A seed is any whole number."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise FeedError(f"seed {seed!r} is not a whole number", remedy="the same int on every process")
+
+
 def check_policy(policy: object) -> None:
     """An unknown remainder policy is an error that lists the known ones."""
     if policy not in POLICIES:
@@ -176,7 +187,7 @@ def read_state(state: Mapping[str, Any], mine: Mapping[str, Any], steps_per_epoc
     elif not wrong and steps_per_epoch and state["epoch"] != step // steps_per_epoch:
         wrong.append(
             Offence(
-                "epoch", f"step {step} lies in epoch {step // steps_per_epoch} here, the state says {state['epoch']}"
+                "epoch", f"step {step} lies in epoch {step // steps_per_epoch} here, the state says {state['epoch']!r}"
             )
         )
     if wrong:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardax.data.exchange import Exchange
 from shardax.data.plan import EpochPlan
 from shardax.data.reading import BatchRows, LocalBatch, Position, RowsOf, or_first
-from shardax.data.replicas import Exchange
 from shardax.data.sources import Readable
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
+import numpy as np
 
 from shardax._compat import context_manager_mesh
+from shardax.data.assemble import device_dtype
 
 Item = TypeVar("Item")
 
 PATIENCE = 10.0
-"""Seconds that closing waits for a thread that is inside the user's source; it is a daemon, so exit never waits."""
+"""Seconds that closing, and the program's end, wait for a thread that is inside the user's source."""
 
 
 def captured_mesh() -> Callable[[], AbstractContextManager[Any]]:
@@ -26,6 +28,18 @@ def captured_mesh() -> Callable[[], AbstractContextManager[Any]]:
         return partial(jax.set_mesh, concrete)
     entered = context_manager_mesh()
     return (lambda: entered) if not entered.empty else nullcontext
+
+
+def captured_context() -> Callable[[], AbstractContextManager[Any]]:
+    """The same for the mesh and the width of numbers: `with jax.enable_x64(True):` holds per thread, too."""
+    mesh, wide = captured_mesh(), device_dtype(np.int64) == np.int64
+
+    @contextmanager
+    def enter() -> Generator[None]:
+        with mesh(), jax.enable_x64(wide):
+            yield
+
+    return enter
 
 
 class Prefetcher(Generic[Item]):
@@ -42,14 +56,14 @@ class Prefetcher(Generic[Item]):
         self._ended: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(
-            target=self._run, args=(items, depth, captured_mesh()), name="shardax feed", daemon=True
+            target=self._run, args=(items, depth, captured_context()), name="shardax feed", daemon=True
         )
         self._thread.start()
 
-    def _run(self, items: Generator[Item], depth: int, mesh: Callable[[], AbstractContextManager[Any]]) -> None:
+    def _run(self, items: Generator[Item], depth: int, context: Callable[[], AbstractContextManager[Any]]) -> None:
         ended: BaseException = StopIteration()
         try:
-            with mesh(), closing(items):
+            with context(), closing(items):
                 while self._wait_for_room(depth):
                     self._offer(next(items))
         except BaseException as error:  # noqa: BLE001 — whatever it is, the consumer gets it
@@ -80,11 +94,11 @@ class Prefetcher(Generic[Item]):
                 return self._ready.popleft()
             raise self._ended if self._ended is not None else StopIteration
 
-    def close(self) -> None:
+    def close(self, patience: float = PATIENCE) -> None:
         """Stop the thread and forget what it had ready; any number of times."""
         with self._changed:
             self._closed = True
             self._ready.clear()
             self._changed.notify_all()
         if self._thread is not threading.current_thread():
-            self._thread.join(PATIENCE)
+            self._thread.join(patience)

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from shardax.data.columns import is_stream
 from shardax.data.logical import physical_spec
 from shardax.data.place import place_batch
 from shardax.data.sharder_config import JaxProcessSharderConfig
 from shardax.data.sharder_state import check_state, copied, load_rngs, save_rngs
+from shardax.data.shardings import bound_sharding
 from shardax.data.slicing import rows_of_process
 from shardax.data.split import process_bounds
 from shardax.data.topology import LiveField
 from shardax.data.transform import sharded_transform
-from shardax.errors import SharderError
-from shardax.names.mesh import current_mesh
+from shardax.errors import SharderError, plural
+from shardax.names.decision import warn_outside
+from shardax.names.mesh import MeshLike, current_mesh, required_mesh
+from shardax.names.spec import known_spec
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +79,15 @@ class JaxProcessSharderModule:
         access sources are viewed. What has no rows is an error.
         """
         config = self.config
+        index, count = _INDEX.plain(self), _COUNT.plain(self)
+        if index >= count:
+            raise SharderError(
+                f"there is no process {index} among {plural(count, 'process', 'processes')}",
+                remedy="override process_index and process_count together",
+            )
         if config.cacheable and not is_stream(data):
-            return self._cached(data, (_INDEX.plain(self), _COUNT.plain(self), config.drop_remainder))
-        part = rows_of_process(data, _INDEX.plain(self), _COUNT.plain(self), config.drop_remainder, self._warn)
+            return self._cached(data, (index, count, config.drop_remainder))
+        part = rows_of_process(data, index, count, config.drop_remainder, self._warn)
         self._applied += 1
         return part
 
@@ -102,7 +110,7 @@ class JaxProcessSharderModule:
 
     def _warn(self, message: str) -> None:
         logger.warning(message)
-        warnings.warn(message, UserWarning, stacklevel=5)
+        warn_outside(message)
 
     def reset_cache(self) -> None:
         """Forget the shards kept by `cacheable=True`."""
@@ -136,7 +144,7 @@ class JaxProcessSharderModule:
     def set_statistics(self, stats: Mapping[str, Any]) -> None:
         """Use these statistics, whatever was computed or precomputed."""
         if not isinstance(stats, Mapping):
-            raise SharderError(f"statistics are a mapping, not a {type(stats).__name__}")
+            raise SharderError(f"statistics are a mapping, not {type(stats).__name__}")
         self._statistics = copied(dict(stats))
         self._statistics_reset = False
 
@@ -210,9 +218,10 @@ class JaxProcessSharderModule:
         mesh = current_mesh()
         return physical_spec(logical_spec, self._rules(), None if mesh is None else mesh.axis_names)
 
-    def get_named_sharding(self, mesh: Mesh, logical_spec: Any) -> NamedSharding:
-        """The same, on a mesh; every name must lead to one of its axes."""
-        return NamedSharding(mesh, physical_spec(logical_spec, self._rules(), mesh.axis_names))
+    def get_named_sharding(self, mesh: MeshLike | None, logical_spec: Any) -> NamedSharding:
+        """The same, on a mesh (None: the one in force); every name must lead to one of its axes."""
+        found = required_mesh(mesh, need="a named sharding")
+        return NamedSharding(found, known_spec(physical_spec(logical_spec, self._rules(), found.axis_names), found))
 
     def _rules(self) -> Any:
         return self.config.sharding_rules
@@ -228,15 +237,16 @@ class JaxProcessSharderModule:
         return placed
 
     def parallel_transform(
-        self, batch: Any, transform_fn: Callable[[Any], Any], mesh: Mesh, in_spec: Any, out_spec: Any = None
+        self, batch: Any, transform_fn: Callable[[Any], Any], mesh: MeshLike | None, in_spec: Any, out_spec: Any = None
     ) -> Any:
         """`transform_fn` on every device's part of the batch; compiled once per function, mesh and specs.
 
         `out_spec` defaults to `in_spec`; `P()` means replicated.
         """
-        inputs = self.get_named_sharding(mesh, in_spec)
-        outputs = inputs if out_spec is None else self.get_named_sharding(mesh, out_spec)
-        result = sharded_transform(transform_fn, mesh, inputs.spec, outputs.spec)(place_batch(batch, inputs, True))
+        inputs = bound_sharding(self.get_named_sharding(mesh, in_spec))
+        outputs = inputs if out_spec is None else self.get_named_sharding(inputs.mesh, out_spec)
+        mapped = sharded_transform(transform_fn, inputs.mesh, inputs.spec, outputs.spec)
+        result = mapped(place_batch(batch, inputs, True))
         self._applied += 1
         return result
 
@@ -248,5 +258,5 @@ class JaxProcessSharderModule:
 
 def _checked(config: Any) -> JaxProcessSharderConfig:
     if not isinstance(config, JaxProcessSharderConfig):
-        raise SharderError(f"config is a {type(config).__name__}, not a JaxProcessSharderConfig")
+        raise SharderError(f"config is of type {type(config).__name__}, not a JaxProcessSharderConfig")
     return config

@@ -40,9 +40,30 @@ class JaxProcessSharderConfig:
                 "Cannot specify both batch_stats_fn and precomputed_stats",
                 remedy="statistics are either computed from data or given: keep one of the two",
             )
+        self._check_types()
         if self.precomputed_stats is not None:
             object.__setattr__(self, "precomputed_stats", dict(self.precomputed_stats))
         object.__setattr__(self, "sharding_rules", read_rules(self.sharding_rules))
+
+    def _check_types(self) -> None:
+        rules, stats, function = self.sharding_rules, self.precomputed_stats, self.batch_stats_fn
+        wanted = {
+            "cacheable": (isinstance(self.cacheable, bool), "True or False"),
+            "batch_stats_fn": (function is None or callable(function), "a function or None"),
+            "precomputed_stats": (stats is None or isinstance(stats, Mapping), "a mapping or None"),
+            "sharding_rules": (
+                rules is None or (isinstance(rules, (Mapping, Sequence)) and not isinstance(rules, str)),
+                "pairs, a mapping or None",
+            ),
+            "drop_remainder": (isinstance(self.drop_remainder, bool), "True or False"),
+        }
+        wrong = [
+            Offence(name, f"{getattr(self, name)!r} is not {kind}")
+            for name, (right, kind) in wanted.items()
+            if not right
+        ]
+        if wrong:
+            raise SharderError("this is no configuration of a sharder", wrong)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):

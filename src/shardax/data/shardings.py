@@ -11,6 +11,7 @@ from shardax.arrays.targets import mesh_of_devices
 from shardax.errors import FeedError, Offence
 from shardax.names.layout import Layout
 from shardax.names.mesh import as_mesh, required_mesh
+from shardax.names.spec import known_spec
 
 
 def is_sharding(node: Any) -> bool:
@@ -21,7 +22,7 @@ def is_sharding(node: Any) -> bool:
 def read_shardings(given: Any) -> Any:
     """The tree with every spec bound to a mesh of devices; anything that is no sharding then is an error."""
     tree = given.shardings if isinstance(given, Layout) else given
-    bound = jax.tree.map(_bind, tree, is_leaf=lambda node: is_sharding(node) or _is_mesh_and_spec(node))
+    bound = jax.tree.map(bound_sharding, tree, is_leaf=lambda node: is_sharding(node) or _is_mesh_and_spec(node))
     leaves = jax.tree.leaves(bound, is_leaf=is_sharding)
     strange = sorted({type(leaf).__name__ for leaf in leaves if not is_sharding(leaf)})
     if strange or not leaves:
@@ -32,11 +33,13 @@ def read_shardings(given: Any) -> Any:
     return bound
 
 
-def _bind(given: Any) -> Any:
+def bound_sharding(given: Any) -> Any:
+    """A spec, or a mesh with a spec, on a mesh of devices; anything else as it is."""
     if isinstance(given, PartitionSpec):
-        return NamedSharding(mesh_of_devices(required_mesh(need="a PartitionSpec for a batch")), given)
+        mesh = mesh_of_devices(required_mesh(need="a PartitionSpec for a batch"))
+        return NamedSharding(mesh, known_spec(given, mesh))
     if _is_mesh_and_spec(given):
-        return NamedSharding(mesh_of_devices(as_mesh(given[0])), given[1])
+        return NamedSharding(mesh_of_devices(as_mesh(given[0])), known_spec(given[1], given[0]))
     if isinstance(given, NamedSharding) and not isinstance(given.mesh, Mesh):
         return NamedSharding(mesh_of_devices(given.mesh), given.spec, memory_kind=given.memory_kind)
     return given

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardax.data.columns import columns_of, is_array, is_random_access, is_spread, is_stream, is_tree
 from shardax.data.split import process_bounds
-from shardax.errors import SharderError
+from shardax.errors import SharderError, plural
 
 
 class RowsView(Sequence[Any]):
@@ -119,8 +119,9 @@ def _strided(
 def warn_if_starved(total: int, count: int, drop_remainder: bool, warn: Callable[[str], None]) -> None:
     """Fewer records than processes, and the remainder dropped: every process would silently get nothing."""
     if drop_remainder and 0 < total < count:
+        few = f"{plural(total, 'record')} {'is' if total == 1 else 'are'} fewer than {count} processes"
         warn(
-            f"{total} records are fewer than {count} processes and drop_remainder=True leaves none of them to anyone; "
+            f"{few} and drop_remainder=True leaves none of them to anyone; "
             "set drop_remainder=False, or give at least one record per process"
         )
 

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from shardax.data.columns import columns_of, is_array, is_host_only, is_random_access, is_spread, is_stream, is_tree
-from shardax.data.stack import Stacker, objects
-from shardax.errors import Offence, SourceError
+from shardax.data.columns import columns_of, is_array, is_key, is_random_access, is_spread, is_stream, is_tree
+from shardax.data.stack import Stacker, check_records, column_of, no_keys
+from shardax.errors import SourceError
 
 Indices: TypeAlias = NDArray[np.int64]
 
@@ -43,7 +43,7 @@ class ColumnSource:
             )
         self.records = cast("int", self._columns.lengths[0])
         paths = zip(self._columns.paths, self._columns.values, strict=True)
-        self._values = [_column(value, path in host) for path, value in paths]
+        self._values = [_column(path, value, path in host) for path, value in paths]
 
     def read(self, indices: Indices) -> Any:
         """The rows of these records, as fresh arrays."""
@@ -51,21 +51,17 @@ class ColumnSource:
         return self._columns.rebuilt(_rows(value, indices, run) for value in self._values)
 
 
-def _column(value: Any, keep: bool) -> Any:
+def _column(path: str, value: Any, keep: bool) -> Any:
     """A column that can be subscripted with an index array; lists are looked through once."""
     if isinstance(value, jax.Array):
         if is_spread(value):
             raise SourceError("a global jax.Array is already spread over processes: give the feed host data")
-        if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-            raise SourceError("random keys have no form on the host: give the feed jax.random.key_data(keys)")
+        if is_key(value):
+            raise no_keys([path])
         return np.asarray(value)
-    if is_array(value):
-        return value
-    values = list(value)
-    shapes = {np.shape(item) for item in values if not is_host_only(item)}
-    if keep or len(shapes) != 1 or any(is_host_only(item) for item in values):
-        return objects(values)
-    return np.stack([np.asarray(item) for item in values])
+    if hasattr(value, "iloc"):  # a pandas Series is subscripted by label
+        return np.asarray(value)
+    return value if is_array(value) else column_of(list(value), keep)
 
 
 def _as_run(indices: Indices) -> slice | None:
@@ -103,13 +99,7 @@ class RecordSource:
 
     def stacked(self, records: list[Any], numbers: list[int]) -> Any:
         """Records that were read elsewhere, as columns."""
-        missing = [number for number, record in zip(numbers, records, strict=True) if record is None]
-        if missing:
-            raise SourceError(
-                "a source must have a record for every number below its length",
-                [Offence(f"record {number}", "is None") for number in missing[:5]],
-                "filter before the feed counts records: a Grain filter leaves None behind",
-            )
+        check_records(records, lambda place: f"record {numbers[place]}")
         if self._stacker is None:  # record 0 is the same one on every process
             self._stacker = Stacker(self.source[0], self._host)
         return self._stacker.stack(records, lambda place: f"record {numbers[place]}")
@@ -119,16 +109,18 @@ def readable(source: Any, host: Collection[str] = ()) -> Readable | None:
     """The way to read a source by number; None for a stream; an error for anything else."""
     if isinstance(source, (ColumnSource, RecordSource)):
         return source
+    if hasattr(source, "__dataframe__") and hasattr(source, "columns"):  # pandas, polars
+        return ColumnSource({str(name): np.asarray(source[name]) for name in source.columns}, host)
     if is_array(source) and getattr(source, "shape", ()) and not _is_records(source):
         return ColumnSource(source, host)
     if is_tree(source) or _is_tuple_of_columns(source):
         return ColumnSource(source, host)
     if is_stream(source):
         return None
-    if is_random_access(source):
+    if is_random_access(source) and getattr(source, "shape", None) != ():
         return RecordSource(source, host)
     raise SourceError(
-        f"cannot feed from a {type(source).__name__}",
+        f"cannot feed from {type(source).__name__}{' without dimensions' if is_array(source) else ''}",
         remedy="give arrays or a tree of them, a sequence, a Grain data set, data source or DataLoader, or an iterable",
     )
 

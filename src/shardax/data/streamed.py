@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardax.data.exchange import Exchange
 from shardax.data.plan import Policy, check_policy, plain_state, read_state
 from shardax.data.reading import BatchRows, LocalBatch, Position, RowsOf, or_first
-from shardax.data.replicas import Exchange
 from shardax.data.streams import Stream
 from shardax.errors import FeedError, FeedStateError, Offence, SourceEndedError
 

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from shardax.data.columns import columns_of, is_array, length_of
-from shardax.data.stack import Stacker, objects
+from shardax.data.columns import columns_of, is_array
+from shardax.data.stack import Stacker, check_records, column_of
 from shardax.errors import FeedStateError, Offence, SourceError, plural
 
 Choose: TypeAlias = Callable[[int], NDArray[np.int64]]
@@ -98,17 +98,18 @@ class Stream:
         records = list(itertools.islice(cast("Iterator[Any]", self._iterator), self.batch))
         if not records:
             return 0, None
+        first = self.step * self.batch
+        check_records(records, lambda n: f"record {first + n}")
         if self._stacker is None:
             self._stacker = Stacker(records[0], self._host)
         mine: list[int] = choose(len(records)).tolist()
         if not mine:
             return len(records), None
-        first = self.step * self.batch
         return len(records), self._stacker.stack([records[row] for row in mine], lambda n: f"record {first + mine[n]}")
 
     def _take_batch(self, choose: Choose) -> tuple[int, Any]:
-        batch = next(cast("Iterator[Any]", self._iterator), None)
-        if batch is None:
+        batch = next(cast("Iterator[Any]", self._iterator), _END)
+        if batch is _END:
             return 0, None
         columns = columns_of(batch)
         misfits = columns.misfits()
@@ -120,13 +121,13 @@ class Stream:
                 "with batched=True every element is one global batch; otherwise every element is one record",
             )
         rows = choose(count)
-        return count, columns.rebuilt(_pick(value, rows) for value in columns.values)
+        paths = zip(columns.paths, columns.values, strict=True)
+        # A list is looked through whole: what it becomes must not depend on the rows that this process keeps.
+        arrays = (np.asarray(v) if is_array(v) else column_of(list(v), path in self._host) for path, v in paths)
+        return count, columns.rebuilt(array[rows] for array in arrays)
 
 
-def _pick(value: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
-    if is_array(value):
-        return np.asarray(value)[rows]
-    return objects([value[row] for row in rows.tolist()]) if length_of(value) else objects([])
+_END = object()
 
 
 AN_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -134,11 +135,15 @@ AN_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 def _set_state(iterator: Any, saved: Any) -> None:
     """Give an iterator its saved state, in the form that it has itself."""
+    if not hasattr(iterator, "set_state"):
+        problem = f"the state has one of an iterator's own, and a {type(iterator).__name__} takes none"
+        raise FeedStateError("this state belongs to another stream of batches", [Offence("source", problem)])
     now = iterator.get_state()
-    if not isinstance(now, bytes):
-        iterator.set_state(saved)
-        return
-    iterator.set_state(_readdressed(saved, now.decode()).encode())
+    try:
+        iterator.set_state(_readdressed(saved, now.decode()).encode() if isinstance(now, bytes) else saved)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"{type(iterator).__name__} does not take it: {error!r}"
+        raise FeedStateError("this state belongs to another stream of batches", [Offence("source", problem)]) from error
 
 
 def _readdressed(saved: str, now: str) -> str:

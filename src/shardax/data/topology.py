@@ -63,7 +63,11 @@ class LiveField:
             self.__delete__(instance)
             return
         read = getattr(number, "get_value", None)  # a framework's variable
-        plain = operator.index(read() if read is not None else number)
+        given = read() if read is not None else number
+        try:
+            plain = operator.index(given)
+        except TypeError:
+            raise SharderError(f"{self.name} cannot be {given!r}: it is a whole number") from None
         if plain < self.least:
             raise SharderError(f"{self.name} cannot be {plain}: it is at least {self.least}")
         instance._overrides[self.name] = plain

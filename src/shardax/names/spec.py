@@ -308,7 +308,7 @@ def shard_count(spec: SpecLike, mesh: MeshLike) -> int:
     >>> shard_count(PartitionSpec(("dp", "tp")), "dp=2,tp=4,sp=3")
     8
     """
-    return shard_count_of(_known(spec, mesh), dict(mesh_shape(mesh)))
+    return shard_count_of(known_spec(spec, mesh), dict(mesh_shape(mesh)))
 
 
 def replication_factor(spec: SpecLike, mesh: MeshLike) -> int:
@@ -335,7 +335,12 @@ def local_shape(spec: SpecLike, shape: Sequence[int], mesh: MeshLike) -> tuple[i
     )
 
 
-def _known(spec: SpecLike, mesh: MeshLike) -> PartitionSpec:
+def known_spec(spec: SpecLike, mesh: MeshLike) -> PartitionSpec:
+    """The spec, if the mesh has every axis that it names; else one error that lists those it has not.
+
+    >>> known_spec(PartitionSpec("dp"), "dp=2,tp=4")
+    P('dp',)
+    """
     sizes = dict(mesh_shape(mesh))
     asked = as_spec(spec)
     unknown = [axis for axis in axes_in(asked) if axis not in sizes]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from shardax.errors import ProcessesError
+
 COLLECTIVE_SECONDS = 30
 
 
@@ -34,8 +36,15 @@ def per_rank(devices: int | tuple[int, ...] | list[int], processes: int) -> tupl
     >>> per_rank(2, 3), per_rank((2, 2, 1), 3)
     ((2, 2, 2), (2, 2, 1))
     """
-    if isinstance(devices, int):
-        return (devices,) * processes
-    if len(devices) != processes:
-        raise ValueError(f"devices={devices!r} names {len(devices)} processes, there are {processes}")
-    return tuple(devices)
+    if not _is_count(processes):
+        raise ProcessesError(f"processes={processes!r} is no number of processes", remedy="at least 1")
+    counts = (devices,) * processes if isinstance(devices, int) else tuple(devices)
+    if len(counts) != processes:
+        raise ProcessesError(f"devices={devices!r} names {len(counts)} processes, there are {processes}")
+    if not all(map(_is_count, counts)):
+        raise ProcessesError(f"devices={devices!r} is no number of devices", remedy="at least 1 in each process")
+    return counts
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0

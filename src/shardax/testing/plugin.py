@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import iscoroutinefunction, isgeneratorfunction
 from typing import Any
+from unittest import TestCase
 
 import pytest
 
@@ -31,6 +33,17 @@ def process_pool(pytestconfig: pytest.Config) -> Iterator[ProcessPool]:
     yield _pool(pytestconfig)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What would run here, alone, although it is marked, is an error."""
+    if item.get_closest_marker("processes") is None:
+        return
+    function = getattr(item, "obj", None)
+    if not isinstance(item, pytest.Function) or issubclass(getattr(item, "cls", None) or object, TestCase):
+        pytest.fail("only functions, and methods of plain classes, run in processes; this is another kind", False)
+    if iscoroutinefunction(function) or isgeneratorfunction(function):
+        pytest.fail("a coroutine or a generator does not run in processes; write a plain function", False)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     marker = pyfuncitem.get_closest_marker("processes")
@@ -38,7 +51,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = pyfuncitem._fixtureinfo.argnames  # pyright: ignore[reportPrivateUsage]
     fixtures: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
-    world = _world(*marker.args, **marker.kwargs)
+    try:
+        world = _world(*marker.args, **marker.kwargs)
+    except TypeError:
+        written = [*map(repr, marker.args), *(f"{name}={value!r}" for name, value in marker.kwargs.items())]
+        pytest.fail(f"processes({', '.join(written)}): write processes(n, devices=1, timeout=120)", False)
     failure = _run(_pool(pyfuncitem.config), pyfuncitem.obj, {**world, **fixtures})
     if failure is not None:  # outside the except clause: the message alone, not the story of how it came here
         raise failure

@@ -30,7 +30,7 @@ def main(fd: int) -> None:
     threading.Thread(target=_listen, args=(parent, requests), daemon=True).start()
     while True:
         verb, content = requests.get()
-        parent.send_bytes(pickle.dumps(_answer(verb, content)))
+        parent.send_bytes(_packed(_answer(verb, content)))
 
 
 def _listen(parent: Connection, requests: queue.SimpleQueue[tuple[str, Any]]) -> None:
@@ -40,6 +40,13 @@ def _listen(parent: Connection, requests: queue.SimpleQueue[tuple[str, Any]]) ->
             requests.put(parent.recv())
     except (EOFError, OSError):
         os._exit(0)
+
+
+def _packed(answer: tuple[str, Any]) -> bytes:
+    try:
+        return pickle.dumps(answer)
+    except Exception as error:  # noqa: BLE001 — pickling may raise anything
+        return pickle.dumps(("failed", f"its result cannot be sent to the parent: {error!r}"))
 
 
 def _answer(verb: str, content: Any) -> tuple[str, Any]:
