@@ -52,6 +52,8 @@ REFUSED = [
     ("cpu:0", "takes 1 to 2048 devices"),
     ("cpu:2049", "takes 1 to 2048 devices"),
     ("cpu", "takes 1 to 2048 devices"),
+    ("cpu:²", "takes 1 to 2048 devices"),  # a digit to Python, and no number
+    ("gpu:h100:²", "is neither a number of GPUs nor hosts"),
     ("tpuu:v5p:4x4x4", "did you mean 'tpu'"),
     (8, "not a target: 8"),
     ("h100:8", "did you mean 'gpu:h100:8'?"),

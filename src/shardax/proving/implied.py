@@ -116,6 +116,8 @@ def own_collective(
     if not axes:
         return ()
     carried = results if OWN[name] == "all-gather" else operands
+    if OWN[name] == "ragged-all-to-all":  # its other operands say what goes where
+        carried = operands[:1]
     return tuple(
         Travel(at, Move(OWN[name], axes, local_bytes(each.shape, each.itemsize, each.entries, sizes)))
         for at, each in enumerate(carried)

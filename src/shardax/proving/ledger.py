@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, TypeVar, overload
 
-from shardax.errors import HloParseError, Offence, ProofError, did_you_mean
+from shardax.errors import HloParseError, Offence, ProofError, did_you_mean, plural
 from shardax.proving.collectives import Collective, find_collectives, has_collectives
 from shardax.proving.hlo import HloModule
 from shardax.proving.integrity import consistent
@@ -148,7 +148,7 @@ class Ledger:
         if len(shown) < len(lines):
             rest = sum(group.wire_bytes for group in list(alike.values())[len(shown) :])
             notes.insert(0, f"… and {len(lines) - len(shown)} more, {show_bytes(rest)} on the wire")
-        title = f"{self.executions:,} collectives, {show_bytes(self.wire_bytes)} sent by each device"
+        title = f"{plural(self.executions, 'collective')}, {show_bytes(self.wire_bytes)} sent by each device"
         columns = ("op", "axes", "times", "dtype", "payload", "on the wire", "phase", "by", "where", "what")
         return Table(title, columns, tuple(shown), ("times", "payload", "on the wire"), tuple(notes))
 

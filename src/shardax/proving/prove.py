@@ -18,7 +18,7 @@ from shardax.proving.buffers import largest_buffers
 from shardax.proving.chips import Chip, chips
 from shardax.proving.compiling import compile_for, quiet_start
 from shardax.proving.cost import Estimate, Link, estimate
-from shardax.proving.flops import flops, opaque_calls
+from shardax.proving.flops import doubts, flops
 from shardax.proving.hlo import HloModule, parse_hlo
 from shardax.proving.installed import compiler_version
 from shardax.proving.ledger import Ledger
@@ -93,9 +93,11 @@ def read_answer(program: Program, target: Target, answer: Mapping[str, Any], thr
     """The compiler's answer, read into a proof."""
     refusal = read_refusal(answer["refused"]) if "refused" in answer else None
     if "refused" in answer and refusal is None:
+        lacks = target.platform == "cpu" and "UNIMPLEMENTED" in answer["refused"]
         raise CompilerError(
             f"the compiler refused {program.name} for {target}",
             [Offence(program.name, " ".join(answer["refused"].split())[:1500])],
+            "XLA:CPU lacks this operation; a tpu: or gpu: target may have it, and sx.check needs no compiler" * lacks,
         )
     blind = list(BLIND[target.platform])
     module = parse_hlo(answer["hlo"]) if refusal is None else None
@@ -130,9 +132,6 @@ def read_answer(program: Program, target: Target, answer: Mapping[str, Any], thr
             blind_spots=tuple(blind),
         )
     ledger = Ledger.of(module, program.mesh.shape, slice_of=answer["slice_of"], messages=answer["said"])
-    opaque = opaque_calls(module)
-    if opaque:
-        blind.append(f"FLOPs inside custom kernels are not counted: {', '.join(sorted(set(opaque)))}")
     return Proof(
         **common,
         memory=_memory(program, target, answer, module),
@@ -140,7 +139,7 @@ def read_answer(program: Program, target: Target, answer: Mapping[str, Any], thr
         flops=flops(module),
         estimate=_estimate(target, answer, module, ledger),
         lost_donations=_lost_donations(program, answer["header"]),
-        blind_spots=tuple(blind),
+        blind_spots=(*blind, *doubts(module)),
     )
 
 

@@ -165,7 +165,7 @@ def _refuse(text: str, where: str, problem: str, platform: str) -> NoReturn:
 
 
 def _read_cpu(text: str, rest: str) -> Target:
-    if not rest.isdigit() or not 1 <= int(rest) <= MAX_CPU_DEVICES:
+    if not rest.isdecimal() or not 1 <= int(rest) <= MAX_CPU_DEVICES:
         _refuse(text, rest or "(nothing)", f"the CPU tier takes 1 to {MAX_CPU_DEVICES} devices", "cpu")
     return Target("cpu", "", (int(rest),))
 
@@ -201,7 +201,7 @@ def _read_gpu(text: str, rest: str) -> Target:
     name, _, arrangement = rest.partition(":")
     name = "local" if name == "local" else chip(name, "gpu").name
     sides = arrangement.split("x")
-    if not all(side.isdigit() and int(side) for side in sides) or len(sides) > 2:
+    if not all(side.isdecimal() and int(side) for side in sides) or len(sides) > 2:
         _refuse(text, arrangement or "(nothing)", "is neither a number of GPUs nor hosts × GPUs", "gpu")
     most = 8 if name == "local" else chip(name).facts["slices"]["per_host"]
     shape = (1, int(sides[0])) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
