@@ -549,3 +549,35 @@ def test_nothing_is_printed_and_the_target_is_no_device_here(tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"SHARDAX_CACHE": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, env=env)
     assert (done.stdout, done.stderr) == ("64 1\n", "")
+
+
+def test_reductions_that_the_partitioner_replaced_leave_nothing_in_the_way():
+    """The variance of sharded rows: the text holds the scalar function of a sum that is no longer there."""
+    proof = sx.prove(lambda x: (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True), shape(64, 128), mesh="x=8",
+                     in_specs=P(None, "x"))  # fmt: skip
+    assert rows(proof) == [("all-reduce", ("x",), 1, 64 * 4)] * 3
+
+
+@tiers
+def test_packed_numbers_take_the_bytes_that_the_compiler_says(target):
+    proof = sx.prove(lambda x: x[:1], shape(512, 1024, dtype=jnp.int4), mesh="x=8", in_specs=P("x"), target=target)
+    assert proof.memory.arguments == proof.inputs[0].bytes_on(proof.mesh) == 512 * 1024 // 8 // 2
+
+
+@tiers
+def test_a_chain_of_products_on_two_axes(target):
+    """Rows over a, columns over b, and weights the other way round; a TPU rounds to bf16 what it multiplies next."""
+
+    def chain(x, up, down):
+        return (x @ up) @ down
+
+    args = shape(512, 256), shape(256, 1024), shape(1024, 256)
+    specs = P("a", "b"), P("b", "a"), P("a", "b")
+    proof = sx.prove(chain, *args, mesh="a=4,b=2", in_specs=specs, target=target)
+    gathered = 512 * 128 * (2 if target.startswith("tpu") else 4)
+    assert rows(proof) == [
+        ("all-gather", ("a",), 1, gathered),
+        ("all-reduce", ("a",), 1, 512 * 128 * 4),
+        ("all-reduce", ("b",), 1, 512 * 256 * 4),
+    ]
+    assert proof.flops == 2 * (2 * 512 * 256 * 1024) // 8

@@ -122,8 +122,7 @@ class Operations:
         accepted = accepts([operand.entries for operand in operands])
         if accepted is not None:
             laid = [_with(result, out) for result, out in zip(results, accepted, strict=True)]
-            travels, why = implied(name, operands, laid, equation.params, self.sizes)
-            return Outcome(accepted, travels, why)
+            return Outcome(accepted, *implied(name, operands, laid, equation.params, self.sizes))
         shapes = {operand.shape for operand in operands if operand.shape}
         if shapes == {results[0].shape} and len(results) == 1 and name not in _UNSUITED and len(operands) > 1:
             return agree(operands, results[0].shape, self.sizes)

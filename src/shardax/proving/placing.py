@@ -25,6 +25,7 @@ from shardax.names.mesh import (
 )
 from shardax.names.paths import flatten, rebuild
 from shardax.names.spec import as_spec, axes_in, fit_cached, shard_count
+from shardax.proving.moves import stored_width
 from shardax.proving.step import Step, is_array
 from shardax.tables import show_bytes
 
@@ -55,7 +56,7 @@ class Placed:
     @property
     def bytes(self) -> int:
         """Bytes of the whole array."""
-        return math.prod(self.shape) * self.itemsize
+        return math.ceil(math.prod(self.shape) * stored_width(self.dtype, self.itemsize))
 
     def bytes_on(self, mesh: MeshSpec) -> int:
         """Bytes of one device's block."""
