@@ -117,7 +117,7 @@ OPERATIONS = [
      [("collective-permute", ("a", "b"), 1024)], {"asked"}),
     ("whole again", lambda x: lax.with_sharding_constraint(x * 2, P()), (X,), (P("a", "b"),),
      [("all-gather", ("b",), 2048), ("all-gather", ("a",), 8192)], {"asked"}),
-    ("fft", jnp.fft.fft, (shape(64, 32, dtype=jnp.complex64),), (P("a"),), [("all-gather", ("a",), 16384)], {"implied"}),
+    ("fft", jnp.fft.fft, (shape(64, 32, dtype=jnp.complex64),), (P(None, "a"),), [("all-gather", ("a",), 16384)], {"implied"}),
     ("filters in parts", lambda x, k: lax.conv(x, k, (1, 1), "SAME"), (shape(8, 4, 16, 16), shape(4, 4, 3, 3)),
      (P("a", "b"), P(None, "b")), [("all-reduce", ("b",), 8192)], {"implied"}),
     ("gradient of filters", lambda x, k: jax.grad(lambda k: lax.conv(x, k, (1, 1), "SAME").sum())(k),
@@ -152,8 +152,7 @@ def test_an_operation(fn, args, specs, travels, why):
 
 def test_the_partitioner_agrees_where_nothing_is_ambiguous():
     """The operations of the table that have one way to be done, compiled in one program."""
-    unsure = {"fft"}
-    cases = [case for case in OPERATIONS if case[5] and "ambiguous" not in case[5] and case[0] not in unsure]
+    cases = [case for case in OPERATIONS if case[5] and "ambiguous" not in case[5]]
     assert len(cases) > 14
     for name, fn, args, specs, travels, _ in cases:
         found = sx.check(fn, *args, mesh=MESH, in_specs=specs)
@@ -583,3 +582,10 @@ def test_a_ragged_exchange_is_one_collective():
 
     found = sx.check(step, shape(64, 32), shape(8, dtype=I32), mesh="x=8", in_specs=(P("x"), P()))
     assert rows(found) == [("ragged-all-to-all", ("x",), 1, 8 * 32 * 4)]
+
+
+def test_a_transform_of_whole_rows_is_what_this_partitioner_does():
+    args = shape(64, 32, dtype=jnp.complex64)
+    found = sx.check(jnp.fft.fft, args, mesh="x=8", in_specs=P("x"))
+    proof = sx.prove(jnp.fft.fft, args, mesh="x=8", in_specs=P("x"), out_specs=found.outputs[0].spec)
+    assert totals(site for site in found if site.op) == totals(proof.ledger)
