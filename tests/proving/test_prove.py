@@ -558,6 +558,16 @@ def test_reductions_that_the_partitioner_replaced_leave_nothing_in_the_way():
     assert rows(proof) == [("all-reduce", ("x",), 1, 64 * 4)] * 3
 
 
+def test_what_the_partitioner_finds_twice_leaves_nothing_in_the_way():
+    """Two draws of one key are one loop: the text holds the second loop's body, which nobody calls any more."""
+
+    def draws(key, x):
+        return jnp.where(jax.random.bernoulli(key, 0.1, x.shape), jax.random.uniform(key, x.shape), x).sum()
+
+    proof = sx.prove(draws, jax.eval_shape(lambda: jax.random.key(0)), shape(64, 128), mesh="x=8", in_specs=(P(), P("x")))
+    assert rows(proof) == [("all-reduce", ("x",), 1, 4)]
+
+
 @tiers
 def test_packed_numbers_take_the_bytes_that_the_compiler_says(target):
     proof = sx.prove(lambda x: x[:1], shape(512, 1024, dtype=jnp.int4), mesh="x=8", in_specs=P("x"), target=target)

@@ -9,7 +9,7 @@ from functools import cached_property
 from shardax.proving.hlo import Computation, HloModule, Instruction
 from shardax.proving.integrity import fail
 from shardax.proving.opcodes import is_known
-from shardax.proving.shapes import arrays, bare
+from shardax.proving.shapes import bare
 from shardax.proving.trips import Frame, trips
 
 _ENTERING = frozenset(
@@ -62,13 +62,16 @@ class Walk:
 
 
 def reaching(module: HloModule, wanted: Callable[[Instruction], bool]) -> frozenset[str]:
-    """The computations in which, or under which, a wanted instruction stands; somebody must call each of them."""
+    """The computations in which, or under which, a wanted instruction stands.
+
+    In a finished program somebody calls each of them; a partitioner leaves behind what it replaced, or found twice.
+    """
     found = [part.name for part in module.computations.values() if any(map(wanted, part.instructions))]
     reached = set(found)
     while found:
         name = found.pop()
         callers = module.callers.get(name, ())
-        if not callers and name != module.entry.name and not _is_reducer(module.computations[name]):
+        if not callers and name != module.entry.name and "is_scheduled=true" in module.header:
             fail(f"%{name}", "a computation with work in it that nobody calls")
         for computation, instruction in callers:
             if not _enters(instruction):  # applied to scalars, by a reduction, a sort, a collective
@@ -78,11 +81,6 @@ def reaching(module: HloModule, wanted: Callable[[Instruction], bool]) -> frozen
                 reached.add(computation.name)
                 found.append(computation.name)
     return frozenset(reached)
-
-
-def _is_reducer(part: Computation) -> bool:
-    """Nothing but scalars: the partitioner leaves those behind whose reduction it replaced."""
-    return not any(array.dims for line in part.instructions for array in arrays(line.shape))
 
 
 def _enters(instruction: Instruction) -> bool:
