@@ -591,3 +591,16 @@ def test_a_chain_of_products_on_two_axes(target):
         ("all-reduce", ("b",), 1, 512 * 256 * 4),
     ]
     assert proof.flops == 2 * (2 * 512 * 256 * 1024) // 8
+
+
+@tiers
+def test_the_gradient_of_pooling_is_read(target):
+    """`select-and-scatter` calls two computations, in words of its own."""
+
+    def pooled(x):
+        window = (1, 2, 2, 1)
+        return (lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID") ** 2).sum()
+
+    image = shape(8, 16, 16, 4)
+    proof = sx.prove(jax.grad(pooled), image, mesh="x=8", in_specs=P("x"), out_specs=P("x"), target=target)
+    assert not proof.ledger and not proof.ledger.notes
