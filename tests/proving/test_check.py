@@ -104,6 +104,8 @@ OPERATIONS = [
     ("look-up of sharded rows", lambda t, i: t[i], (X, INDICES), (P("a"), P()), [("all-reduce", ("a",), 2048)], {"implied"}),
     ("sharded look-up", lambda t, i: t[i], (X, INDICES), (P(), P("a")), [], set()),
     ("look-up of columns", lambda t, i: t[i], (X, INDICES), (P(None, "b"), P("a")), [], set()),
+    ("both use one axis", lambda t, i: t[i], (X, INDICES), (P("b", "a"), P("a")),
+     [("all-gather", ("a",), 4096), ("all-reduce", ("b",), 512)], {"ambiguous"}),
     ("rows are added", lambda t, i, u: t.at[i].add(u), (X, INDICES, shape(16, 32)), (P(), P("a"), P("a")),
      [("all-reduce", ("a",), 8192)], {"implied"}),
     ("rows are set", lambda t, i, u: t.at[i].set(u), (X, INDICES, shape(16, 32)), (P(), P(), P("a")),
