@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, TypeVar, overload
 
 from shardax.errors import HloParseError, Offence, ProofError, did_you_mean, plural
-from shardax.proving.collectives import Collective, find_collectives, has_collectives
+from shardax.proving.collectives import OPS, Collective, find_collectives, has_collectives
 from shardax.proving.hlo import HloModule
 from shardax.proving.integrity import consistent
 from shardax.proving.remat import attach_messages, remat_messages
@@ -133,7 +133,12 @@ class Ledger:
         origin: str | None = None,
         phase: str | None = None,
     ) -> Ledger:
-        """The ledger of only those rows."""
+        """The ledger of only those rows; a word that no row could have is an error."""
+        known = {"op": sorted(OPS), "origin": ["partitioner", "user"], "phase": ["backward", "forward"]}
+        given = {"op": op, "origin": origin, "phase": phase}
+        for name, words in known.items():
+            if given[name] is not None and given[name] not in words:
+                raise ProofError(f"no row has {name}={given[name]!r}{did_you_mean(given[name], words)}")
         wanted = (axes,) if isinstance(axes, str) else None if axes is None else tuple(axes)
         asked = {"op": op, "axes": wanted, "origin": origin, "phase": phase}
         checks = [(name, value) for name, value in asked.items() if value is not None]

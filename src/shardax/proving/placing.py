@@ -11,7 +11,7 @@ from typing import Any, cast
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardax.errors import MeshConflictError, Offence, ProofError, plural
+from shardax.errors import MeshConflictError, Offence, ProofError, did_you_mean, plural
 from shardax.names.decision import itemsize_of
 from shardax.names.layout import Layout
 from shardax.names.mesh import (
@@ -144,6 +144,12 @@ def _per_argument(step: Step, given: Any, word: str) -> list[Any]:
         return [given] * len(names)
     if isinstance(given, Mapping) and set(cast("Mapping[str, Any]", given)) <= set(names):
         return [cast("Mapping[str, Any]", given).get(name) for name in names]
+    if isinstance(given, Mapping) and not (len(step.args) == 1 and isinstance(step.args[0], Mapping)):
+        strange = [key for key in cast("Mapping[str, Any]", given) if key not in names]
+        raise ProofError(
+            f"{word} names arguments that are not there",
+            [Offence(str(key), f"is no argument of {names}{did_you_mean(key, names)}") for key in strange],
+        )
     if not isinstance(given, (tuple, list)):
         listed: list[Any] = [given]
     else:
@@ -177,7 +183,7 @@ def _broadcast(name: str, specs: Any, tree: Any) -> list[Spec]:
     except (ValueError, TypeError, KeyError) as error:
         raise ProofError(
             f"the specs for {name!r} do not follow its structure",
-            [Offence(name, str(error).splitlines()[0])],
+            [Offence(name, " ".join(str(error).split())[:400])],
             "give a tree of specs shaped like the argument, or a prefix of it",
         ) from error
     return flat

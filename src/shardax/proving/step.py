@@ -45,6 +45,7 @@ class Step:
                 f"not a function: {repr(fn)[:80]} ({type(fn).__name__})", remedy="pass the step, then its arguments"
             )
         name = getattr(fn, "__name__", type(fn).__name__)
+        _check_keywords(fn, kwargs, name)
         staged = hasattr(fn, "trace") and hasattr(fn, "lower")
         if staged and donate is None and static is None:
             return cls(fn, args, kwargs, name)
@@ -128,6 +129,24 @@ def parameter_names(fn: Any, count: int) -> list[str]:
         elif parameter.kind is not parameter.KEYWORD_ONLY and parameter.kind is not parameter.VAR_KEYWORD:
             names.append(parameter.name)
     return [*names, *(f"args[{at}]" for at in range(len(names), count))][:count]
+
+
+_OWN = ("mesh", "target", "layout", "in_specs", "out_specs", "donate", "static", "replicated_over")
+
+
+def _check_keywords(fn: Any, kwargs: Mapping[str, Any], name: str) -> None:
+    """A mistyped option of `prove` would be handed on to the function."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    strange = [
+        Offence(key, f"is no parameter{did_you_mean(key, [*parameters, *_OWN])}") for key in kwargs if key not in parameters
+    ]
+    if strange:
+        raise ProofError(f"{name} does not take these keyword arguments", strange)
 
 
 def _placed(

@@ -51,7 +51,10 @@ _CONCRETE = (
     jax.errors.TracerIntegerConversionError,
 )
 BOUND = "should match the mesh passed to shard_map"  # jax's words
-UNBOUND = "leave mesh= out of shard_map: it then takes the mesh in force"
+_REMEDIES = {
+    BOUND: "leave mesh= out of shard_map: it then takes the mesh in force",
+    "require devices to be present": "a callback into Python needs devices: leave it out of what is proved",
+}
 
 
 @contextmanager
@@ -75,7 +78,7 @@ def own_words(name: str) -> Generator[None]:
         )
         text = " ".join(str(error).split("\n\n")[0].split())
         concrete = isinstance(error, _CONCRETE) or "sequences of concrete values" in text
-        remedy = CONCRETE if concrete else UNBOUND if BOUND in text else ""
+        remedy = CONCRETE if concrete else next((words for sign, words in _REMEDIES.items() if sign in text), "")
         raise ProofError(
             f"{name} {'needs concrete values' if concrete else 'does not trace'}",
             [Offence(line, f"{type(error).__name__}: {text[:600]}")],
