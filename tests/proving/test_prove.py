@@ -326,6 +326,7 @@ def test_out_of_memory_is_an_answer():
     assert "DOES NOT FIT" in text and "too much" in text and "Ran out of memory" in text
     assert len(text.splitlines()) < 30
     assert sx.Proof.from_json(proof.to_json()) == proof.without_hlo()
+    assert proof.lock()["layout"]["outputs"] == {} and "result" not in {each.path for each in proof.replicated}
     with pytest.raises(sx.ProofFailure, match=r"step does not fit on tpu:v5e:1x1: 16"):
         sx.assert_fits(proof)
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from shardax.errors import Offence, ProofFailure, plural
 from shardax.names.spec import axes_of
+from shardax.proving.placing import UNKNOWN
 from shardax.proving.rewriting import is_rewriting, note_written
 from shardax.tables import show_bytes
 
@@ -51,7 +52,7 @@ def lock_of(proof: Proof) -> Lock:
         },
         "layout": {
             "inputs": {leaf.path: spec_text(leaf.spec) for leaf in proof.inputs},
-            "outputs": {leaf.path: spec_text(leaf.spec) for leaf in proof.outputs},
+            "outputs": {leaf.path: spec_text(leaf.spec) for leaf in proof.outputs if leaf.source != UNKNOWN},
         },
         "collectives": _collectives(proof),
         "lost_donations": sorted(lost.path for lost in proof.lost_donations),

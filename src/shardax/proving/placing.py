@@ -30,6 +30,7 @@ from shardax.proving.step import Step, is_array
 from shardax.tables import show_bytes
 
 MOST_SHOWN = 12
+UNKNOWN = "unknown"  # the source of a spec that nobody has said: it stands for nothing
 
 
 class Open:

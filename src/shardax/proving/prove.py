@@ -23,7 +23,7 @@ from shardax.proving.hlo import HloModule, parse_hlo
 from shardax.proving.installed import compiler_version
 from shardax.proving.ledger import Ledger
 from shardax.proving.memory import BigBuffer, Memory, Refusal, read_memory, read_refusal, report_buffers
-from shardax.proving.placing import Placed, chosen_mesh, replicated
+from shardax.proving.placing import UNKNOWN, Placed, chosen_mesh, replicated
 from shardax.proving.proof import LostDonation, NotAsAsked, Proof, read_spec
 from shardax.proving.rebind import Program, Result, lower
 from shardax.proving.shapes import arrays
@@ -102,14 +102,13 @@ def read_answer(program: Program, target: Target, answer: Mapping[str, Any], thr
     blind = list(BLIND[target.platform])
     module = parse_hlo(answer["hlo"]) if refusal is None else None
     outputs = _outputs(program, answer)
-    new = () if module is None else _new(outputs)  # where the results of a refused step lie, nobody has said
     common: dict[str, Any] = {
         "name": program.name,
         "target": target,
         "mesh": program.mesh,
         "inputs": program.inputs,
         "outputs": outputs,
-        "replicated": replicated([*program.inputs, *new], program.mesh, threshold),
+        "replicated": replicated([*program.inputs, *_new(outputs)], program.mesh, threshold),
         "not_as_asked": _not_as_asked(program, outputs),
         "refusal": answer.get("refused", ""),
         "compile_seconds": answer["seconds"],
@@ -220,17 +219,20 @@ def _outputs(program: Program, answer: Mapping[str, Any]) -> tuple[Placed, ...]:
     if len(given) != len(program.results):
         given = [None] * len(program.results)
     return tuple(
-        Placed(result.path, result.shape, result.dtype, result.itemsize, _got(result, spec), "compiler")
+        Placed(result.path, result.shape, result.dtype, result.itemsize, *_got(result, spec))
         for result, spec in zip(program.results, given, strict=True)
     )
 
 
-def _got(result: Result, spec: Any) -> PartitionSpec:
-    return read_spec(spec) if spec is not None else result.asked or PartitionSpec()
+def _got(result: Result, spec: Any) -> tuple[PartitionSpec, str]:
+    """How a result lies, and who says so: of a refused step nobody does."""
+    if spec is not None:
+        return read_spec(spec), "compiler"
+    return (PartitionSpec(), UNKNOWN) if result.asked is None else (result.asked, "asked")
 
 
 def _new(outputs: Sequence[Placed]) -> list[Placed]:
-    return [output for output in outputs if output.shape]
+    return [output for output in outputs if output.shape and output.source != UNKNOWN]
 
 
 def _not_as_asked(program: Program, outputs: Sequence[Placed]) -> tuple[NotAsAsked, ...]:
