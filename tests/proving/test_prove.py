@@ -475,6 +475,23 @@ def test_what_does_not_trace_has_its_line():
         sx.prove(wrong_shapes, X, mesh="dp=8", in_specs=P())
 
 
+def test_a_jit_of_another_library_is_proved_by_the_function_inside():
+    nnx = pytest.importorskip("flax.nnx")
+
+    @nnx.jit(donate_argnums=0)
+    def step(x):
+        return x * 2
+
+    with pytest.raises(ProofError, match=r"which does not say what it donates\n.*sx.prove\(step.__wrapped__"):
+        sx.prove(step, X, mesh="dp=8", in_specs=P("dp"))
+    assert sx.prove(step.__wrapped__, X, mesh="dp=8", in_specs=P("dp"), donate="x").memory.aliased == 8 * 4
+
+
+def test_an_error_inside_a_library_has_the_line_that_called_it():
+    with pytest.raises(ProofError, match=r"test_prove.py:\d+ \(<lambda>\): "):
+        sx.prove(lambda x: optax.apply_updates(x, "nonsense"), X, mesh="dp=8", in_specs=P("dp"))
+
+
 def test_what_numpy_or_a_shape_needs_is_a_concrete_value_too():
     for step, args in ((np.asarray, (X,)), (lambda x, n: x.reshape(n, -1), (X, shape(dtype=jnp.int32)))):
         with pytest.raises(ProofError, match=r"needs concrete values\n.*\n.*static="):
