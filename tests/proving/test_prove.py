@@ -586,7 +586,9 @@ def test_what_the_partitioner_finds_twice_leaves_nothing_in_the_way():
     def draws(key, x):
         return jnp.where(jax.random.bernoulli(key, 0.1, x.shape), jax.random.uniform(key, x.shape), x).sum()
 
-    proof = sx.prove(draws, jax.eval_shape(lambda: jax.random.key(0)), shape(64, 128), mesh="x=8", in_specs=(P(), P("x")))
+    proof = sx.prove(
+        draws, jax.eval_shape(lambda: jax.random.key(0)), shape(64, 128), mesh="x=8", in_specs=(P(), P("x"))
+    )
     assert rows(proof) == [("all-reduce", ("x",), 1, 4)]
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from shardax.proving.moves import Entries, Move, local_bytes
-from shardax.proving.windows import WINDOWED, halos
 from shardax.proving.outcomes import Laid, Outcome, Sizes, Travel, bring, joined, summed
+from shardax.proving.windows import WINDOWED, halos
 
 _SHIFTING = frozenset({"slice", "pad", "split", "rev", "select_and_scatter_add", *WINDOWED})
 OWN = {

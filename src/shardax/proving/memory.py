@@ -156,6 +156,9 @@ def report_buffers(report: str, most: int = 8) -> list[tuple[int, list[str]]]:
     """The largest allocations of XLA's memory-usage report: bytes, and the shapes that share them."""
     rows = re.findall(rf"^\s*{SIZE}i?B?\(\s*\d+%\);\s*{SIZE}i?B;\s*\d+;\s*\d+;\s*(.*)$", report, flags=re.MULTILINE)
     return [
-        (size_of(size, unit), [re.sub(r"^\d+×", "", shape.strip(" ()")) for shape in re.split(r", (?=\S*[a-z])", shapes)])
+        (
+            size_of(size, unit),
+            [re.sub(r"^\d+×", "", shape.strip(" ()")) for shape in re.split(r", (?=\S*[a-z])", shapes)],
+        )
         for _, _, size, unit, shapes in rows[:most]
     ]

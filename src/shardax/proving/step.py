@@ -157,7 +157,9 @@ def _check_keywords(fn: Any, kwargs: Mapping[str, Any], name: str) -> None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     strange = [
-        Offence(key, f"is no parameter{did_you_mean(key, [*parameters, *_OWN])}") for key in kwargs if key not in parameters
+        Offence(key, f"is no parameter{did_you_mean(key, [*parameters, *_OWN])}")
+        for key in kwargs
+        if key not in parameters
     ]
     if strange:
         raise ProofError(f"{name} does not take these keyword arguments", strange)

@@ -60,9 +60,7 @@ def halos(
     return tuple(found)
 
 
-def _windows(
-    name: str, operands: Sequence[Laid], params: Mapping[str, Any]
-) -> dict[int, tuple[_Window, int]] | None:
+def _windows(name: str, operands: Sequence[Laid], params: Mapping[str, Any]) -> dict[int, tuple[_Window, int]] | None:
     """For every dimension of the operand its window, and the dimension of the result that it makes."""
     if name == "conv_general_dilated":
         return _of_convolution(operands[1], params)
@@ -76,7 +74,8 @@ def _windows(
         params["window_dimensions"], params["window_dilation"], params["window_strides"], params["padding"], strict=True
     )
     return {
-        dim: (_Window((size - 1) * apart, stride, low), dim) for dim, (size, apart, stride, (low, _)) in enumerate(facts)
+        dim: (_Window((size - 1) * apart, stride, low), dim)
+        for dim, (size, apart, stride, (low, _)) in enumerate(facts)
     }
 
 
