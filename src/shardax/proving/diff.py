@@ -39,6 +39,9 @@ def diff(before: Proof | str | Path, after: Proof | str | Path) -> ProofDiff:
 
     Differences of the compiler's numbers count whatever their size; `check_lock` is the place for a tolerance.
     """
+    for found in (before, after):
+        if not isinstance(found, (Proof, str, Path)):
+            raise TypeError(f"diff takes proofs, or the files of proofs, not a {type(found).__name__}")
     one, other = (found if isinstance(found, Proof) else Proof.load(found) for found in (before, after))
     old, new = (json.loads(json.dumps(found.lock())) for found in (one, other))
     names = tuple(f"{found.name} on {found.target}, {found.mesh}" for found in (one, other))
