@@ -20,6 +20,7 @@ from jax._src import named_sharding as _named_sharding
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _StagedTrace
 
 JAX_VERSION: tuple[int, ...] = jax.__version_info__
+FFT_BY_ROWS = JAX_VERSION >= (0, 12)  # the partitioner gathers nothing where only rows are sharded
 
 
 def context_manager_mesh() -> Any:

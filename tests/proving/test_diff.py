@@ -152,10 +152,15 @@ def test_flags_and_versions_are_part_of_the_question(folder, monkeypatch):
             assert one != compile_cache.key_of(program, facts)
 
 
+ANSWER = {"seconds": 1.0, "axes": {}, "hlo": "text", "header": "", "memory": {}}
+
+
 def test_a_damaged_entry_is_forgotten(folder):
-    compile_cache.store("key", {"hlo": "text"})
-    assert compile_cache.load("key") == {"hlo": "text"}
-    for rubbish in (b"", b"rubbish", lzma.compress(b"{"), (folder / "key.xz").read_bytes()[:-9]):
+    compile_cache.store("key", ANSWER)
+    assert compile_cache.load("key") == ANSWER
+    others = [b"", b"rubbish", (folder / "key.xz").read_bytes()[:-9]]
+    others += [lzma.compress(text) for text in (b"{", b"[]", b"null", b"{}", b'{"hlo": "text"}', b"\xff")]
+    for rubbish in others:
         (folder / "key.xz").write_bytes(rubbish)
         assert compile_cache.load("key") is None and not (folder / "key.xz").exists()
 
@@ -177,7 +182,7 @@ def test_no_cache_where_none_is_wanted_or_possible(tmp_path, monkeypatch):
 def test_the_oldest_are_forgotten_first(folder, monkeypatch):
     monkeypatch.setattr(compile_cache, "MOST_BYTES", 400)
     for at in range(5):
-        compile_cache.store(f"key{at}", {"at": at, "text": "x" * 50})
+        compile_cache.store(f"key{at}", ANSWER | {"at": at})
         if (folder / f"key{at}.xz").exists():
             os.utime(folder / f"key{at}.xz", (at, at))
         compile_cache.load("key0")  # used just now

@@ -13,7 +13,7 @@ import shardax as sx
 from shardax.errors import HloParseError
 from shardax.proving.chips import chip
 from shardax.proving.cost import estimate, peak_rate
-from shardax.proving.flops import flops_by_dtype, opaque_calls
+from shardax.proving.flops import doubts, flops_by_dtype, opaque_calls
 from shardax.proving.traffic import hbm_bytes, kernels
 
 F32, BF16 = jnp.float32, jnp.bfloat16
@@ -237,3 +237,30 @@ def test_kernels_say_what_they_are():
     found = kernels(compiled(lambda a, b: jnp.tanh(a @ b), ((64, 32), F32), ((32, 16), F32)))
     assert sum(count for kernel in found for _, count in kernel.flops) == 2 * 64 * 32 * 16
     assert all(kernel.times == 1 for kernel in found) and np.sum([kernel.bytes for kernel in found]) > 0
+
+
+# ---- what the sums leave out is said --------------------------------------------------------------------------------
+
+
+def test_a_complex_multiplication_is_four_real_ones():
+    module = module_of(lambda a, b: a @ b, ((8, 16), jnp.complex64), ((16, 4), jnp.complex64))
+    assert sx.flops(module) == 4 * 2 * 8 * 16 * 4
+
+
+def test_a_loop_that_nobody_can_count_is_named_though_nothing_travels_in_it():
+    def until(x, w):
+        return lax.while_loop(lambda c: c[1].sum() > 0, lambda c: (jnp.tanh(c[0] @ w), c[1] - 1), (x, x[:, 0]))
+
+    (said,) = doubts(compiled(until, ((8, 16), F32), ((16, 16), F32)))
+    assert "is counted once: its " in said and "test_flops.py:" in said
+    assert doubts(compiled(lambda a, b: a @ b, ((8, 16), F32), ((16, 16), F32))) == ()
+
+
+def test_branches_and_transforms_are_named():
+    def step(x, w):
+        y = lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: x @ (w * w) @ w)
+        return jnp.fft.fft(y)
+
+    branches, transform = doubts(compiled(step, ((8, 16), F32), ((16, 16), F32)))
+    assert "every branch of a conditional is counted" in branches
+    assert transform == "FLOPs are not counted inside fft"

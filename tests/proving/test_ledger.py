@@ -82,6 +82,24 @@ def test_wire_bytes_are_the_textbooks():
     assert wire("collective-permute", full, n) == full
 
 
+def test_a_reduction_may_add_in_a_wider_type_than_it_gives():
+    """TPUs round while they reduce, where a product of rounded numbers comes next: what travels is what is added."""
+    row = only(f"%r = bf16[16]{{0}} all-reduce(%x), replica_groups={TP}, to_apply=%add")
+    assert (row.dtype, row.payload_bytes, row.wire_bytes) == ("f32", 64, 96)
+    with pytest.raises(HloParseError, match="all-reduce of f32 cannot give s32"):
+        ledger(f"%r = s32[16]{{0}} all-reduce(%x), replica_groups={TP}, to_apply=%add")
+
+
+def test_a_ragged_exchange_sends_at_most_what_it_is_given():
+    row = only(
+        f"""%n = s32[4]{{0}} constant({{1, 1, 1, 1}})
+        %o = f32[128]{{0}} broadcast(%n), dimensions={{}}
+        %r = f32[128]{{0}} ragged-all-to-all(%x, %o, %n, %n, %n, %n), replica_groups={TP}"""
+    )
+    assert (row.op, row.dtype, row.payload_bytes, row.wire_bytes) == ("ragged-all-to-all", "f32", 64, 48)
+    assert row.notes == ("as if all of it, evenly: how much is data",)
+
+
 # ---- asynchronous and wrapped ---------------------------------------------------------------------------------------
 
 WRAPPED = f"""%wrapped (p: f32[16]) -> f32[64] {{
@@ -278,7 +296,7 @@ ALTERED = {
     "all-reduce without replica_groups": "%r = f32[16]{0} all-reduce(%x), to_apply=%add",
     "all-gather of 16 elements among 4 devices cannot give 32": f"%r = f32[32]{{0}} all-gather(%x), replica_groups={TP}",
     "reduce-scatter of 16 elements among 4 devices": f"%r = f32[8]{{0}} reduce-scatter(%x), replica_groups={TP}, to_apply=%add",
-    "all-reduce of f32 cannot give bf16": f"%r = bf16[16]{{0}} all-reduce(%x), replica_groups={TP}, to_apply=%add",
+    "all-reduce of f32 cannot give s8": f"%r = s8[16]{{0}} all-reduce(%x), replica_groups={TP}, to_apply=%add",
     "all-to-all of f32 cannot give s32": f"%r = s32[16]{{0}} all-to-all(%x), replica_groups={TP}",
     "a device twice": "%r = f32[16]{0} all-reduce(%x), replica_groups={{0,1},{1,2}}, to_apply=%add",
     "one sends or receives twice": "%r = f32[16]{0} collective-permute(%x), source_target_pairs={{0,1},{0,2}}",

@@ -199,8 +199,19 @@ def test_files_that_are_no_lock(proof, tmp_path):
     for other in ("[]", '{"shardax": "layout"}', '{"shardax": "lock", "version": 99}'):
         absent.write_text(other)
         assert f"{absent} is no sharding lock of version 1" in failure(proof, absent)
+    for name, rest in (("memory", None), ("layout", []), ("collectives", [1]), ("collectives", [{"op": "all-gather"}])):
+        absent.write_text(json.dumps(dict(lock_of(proof)) | {name: rest}))
+        assert re.search(rf"is a damaged sharding lock\n  {name}.*: is missing", failure(proof, absent))
     sx.check_lock(proof, absent, update=True)
     sx.check_lock(proof, absent)
+
+
+def test_a_check_has_no_lock(proof, tmp_path):
+    found = sx.check(lambda x: x.sum(), shape(8), mesh="x=8", in_specs=P("x"))
+    with pytest.raises(TypeError, match="check_lock takes a proof, not a Check"):
+        sx.check_lock(found, tmp_path / "lock")
+    with pytest.raises(TypeError, match="diff takes proofs, or the files of proofs, not a Check"):
+        sx.diff(proof, found)
 
 
 def test_a_proof_and_a_path_are_needed(proof, tmp_path):

@@ -326,6 +326,7 @@ def test_out_of_memory_is_an_answer():
     assert "DOES NOT FIT" in text and "too much" in text and "Ran out of memory" in text
     assert len(text.splitlines()) < 30
     assert sx.Proof.from_json(proof.to_json()) == proof.without_hlo()
+    assert proof.lock()["layout"]["outputs"] == {} and "result" not in {each.path for each in proof.replicated}
     with pytest.raises(sx.ProofFailure, match=r"step does not fit on tpu:v5e:1x1: 16"):
         sx.assert_fits(proof)
 
@@ -434,6 +435,10 @@ REFUSED = [
     ("rank", lambda: sx.prove(lambda x: x, X, mesh="dp=8", in_specs=P(None, None, "dp")), ProofError, "x: "),
     ("entries", lambda: sx.prove(lambda x, y: x, X, X, mesh="dp=8", in_specs=(P(),)), ProofError, "2 positional arguments (x, y)"),
     ("tree", lambda: sx.prove(lambda t: t, {"a": X}, mesh="dp=8", in_specs=({"b": P()},)), ProofError, "the specs for 't' do not follow"),
+    ("option", lambda: sx.prove(lambda x: x, X, mesh="dp=8", in_spec=P()), ProofError, "in_spec: is no parameter; did you mean 'in_specs'"),
+    ("argument", lambda: sx.prove(lambda p, x: x, X, X, mesh="dp=8", in_specs={"p": P(), "y": P()}), ProofError, "y: is no argument of ['p', 'x']"),
+    ("row", lambda: sx.prove(lambda x: x, X, mesh="dp=8", in_specs=P()).ledger.where(op="allgather"), ProofError, "did you mean 'all-gather'"),
+    ("callback", lambda: sx.prove(lambda x: jax.pure_callback(lambda a: a, x, x), X, mesh="dp=8", in_specs=P()), ProofError, "a callback into Python needs devices"),
     ("layout type", lambda: sx.prove(lambda x: x, X, mesh="dp=8", layout=3), ProofError, "layout is a Layout, or one per argument, not int"),
     ("donate", lambda: sx.prove(lambda state: state, X, mesh="dp=8", in_specs=P(), donate="stat"), ProofError, "did you mean 'state'"),
     ("static", lambda: sx.prove(lambda x: x, X, mesh="dp=8", in_specs=P(), static=3), ProofError, "static=3: is no argument of ['x']; there are 1"),
@@ -468,6 +473,23 @@ def test_what_does_not_trace_has_its_line():
         ProofError, match=r"wrong_shapes does not trace\n  test_prove.py:\d+ \(wrong_shapes\): TypeError"
     ):
         sx.prove(wrong_shapes, X, mesh="dp=8", in_specs=P())
+
+
+def test_a_jit_of_another_library_is_proved_by_the_function_inside():
+    nnx = pytest.importorskip("flax.nnx")
+
+    @nnx.jit(donate_argnums=0)
+    def step(x):
+        return x * 2
+
+    with pytest.raises(ProofError, match=r"which does not say what it donates\n.*sx.prove\(step.__wrapped__"):
+        sx.prove(step, X, mesh="dp=8", in_specs=P("dp"))
+    assert sx.prove(step.__wrapped__, X, mesh="dp=8", in_specs=P("dp"), donate="x").memory.aliased == 8 * 4
+
+
+def test_an_error_inside_a_library_has_the_line_that_called_it():
+    with pytest.raises(ProofError, match=r"test_prove.py:\d+ \(<lambda>\): "):
+        sx.prove(lambda x: optax.apply_updates(x, "nonsense"), X, mesh="dp=8", in_specs=P("dp"))
 
 
 def test_what_numpy_or_a_shape_needs_is_a_concrete_value_too():
@@ -549,3 +571,60 @@ def test_nothing_is_printed_and_the_target_is_no_device_here(tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"SHARDAX_CACHE": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, env=env)
     assert (done.stdout, done.stderr) == ("64 1\n", "")
+
+
+def test_reductions_that_the_partitioner_replaced_leave_nothing_in_the_way():
+    """The variance of sharded rows: the text holds the scalar function of a sum that is no longer there."""
+    proof = sx.prove(lambda x: (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True), shape(64, 128), mesh="x=8",
+                     in_specs=P(None, "x"))  # fmt: skip
+    assert rows(proof) == [("all-reduce", ("x",), 1, 64 * 4)] * 3
+
+
+def test_what_the_partitioner_finds_twice_leaves_nothing_in_the_way():
+    """Two draws of one key are one loop: the text holds the second loop's body, which nobody calls any more."""
+
+    def draws(key, x):
+        return jnp.where(jax.random.bernoulli(key, 0.1, x.shape), jax.random.uniform(key, x.shape), x).sum()
+
+    proof = sx.prove(
+        draws, jax.eval_shape(lambda: jax.random.key(0)), shape(64, 128), mesh="x=8", in_specs=(P(), P("x"))
+    )
+    assert rows(proof) == [("all-reduce", ("x",), 1, 4)]
+
+
+@tiers
+def test_packed_numbers_take_the_bytes_that_the_compiler_says(target):
+    proof = sx.prove(lambda x: x[:1], shape(512, 1024, dtype=jnp.int4), mesh="x=8", in_specs=P("x"), target=target)
+    assert proof.memory.arguments == proof.inputs[0].bytes_on(proof.mesh) == 512 * 1024 // 8 // 2
+
+
+@tiers
+def test_a_chain_of_products_on_two_axes(target):
+    """Rows over a, columns over b, and weights the other way round; a TPU rounds to bf16 what it multiplies next."""
+
+    def chain(x, up, down):
+        return (x @ up) @ down
+
+    args = shape(512, 256), shape(256, 1024), shape(1024, 256)
+    specs = P("a", "b"), P("b", "a"), P("a", "b")
+    proof = sx.prove(chain, *args, mesh="a=4,b=2", in_specs=specs, target=target)
+    gathered = 512 * 128 * (2 if target.startswith("tpu") else 4)
+    assert rows(proof) == [
+        ("all-gather", ("a",), 1, gathered),
+        ("all-reduce", ("a",), 1, 512 * 128 * 4),
+        ("all-reduce", ("b",), 1, 512 * 256 * 4),
+    ]
+    assert proof.flops == 2 * (2 * 512 * 256 * 1024) // 8
+
+
+@tiers
+def test_the_gradient_of_pooling_is_read(target):
+    """`select-and-scatter` calls two computations, in words of its own."""
+
+    def pooled(x):
+        window = (1, 2, 2, 1)
+        return (lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID") ** 2).sum()
+
+    image = shape(8, 16, 16, 4)
+    proof = sx.prove(jax.grad(pooled), image, mesh="x=8", in_specs=P("x"), out_specs=P("x"), target=target)
+    assert not proof.ledger and not proof.ledger.notes

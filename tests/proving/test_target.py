@@ -52,9 +52,14 @@ REFUSED = [
     ("cpu:0", "takes 1 to 2048 devices"),
     ("cpu:2049", "takes 1 to 2048 devices"),
     ("cpu", "takes 1 to 2048 devices"),
+    ("cpu:²", "takes 1 to 2048 devices"),  # a digit to Python, and no number
+    ("gpu:h100:²", "is neither a number of GPUs nor hosts"),
     ("tpuu:v5p:4x4x4", "did you mean 'tpu'"),
     (8, "not a target: 8"),
     ("h100:8", "did you mean 'gpu:h100:8'?"),
+    ("v5e-8", 'for example "tpu:v5e:2x2", "tpu:v5e:2x4"'),
+    ("gpu:8", 'a target names the chip and how many: "gpu:h100:8"'),
+    ("tpu", "(nothing): is not one of tpu7x, v4"),
     ("v5e:2x4", "did you mean 'tpu:v5e:2x4'?"),
     ("tpu:v5p-128", 'for example "tpu:v5p:2x4x4", "tpu:v5p:4x4x4"'),  # Cloud counts cores: 64 chips
 ]
@@ -75,6 +80,9 @@ def test_mesh_takes_every_device_or_says_what_would():
         target.mesh("fsdp=8,tp=4")
     assert 'target="tpu:v5p:2x4x4"' in str(failure.value)
     assert 'mesh="fsdp=16,tp=4"' in str(failure.value)
+    with pytest.raises(TargetError) as failure:
+        sx.Target.of("gpu:h100:8").mesh("x=8192")
+    assert "gpu:h100:8192" not in str(failure.value)  # no such target
     with pytest.raises(MeshError, match="does not divide"):
         target.mesh("fsdp=-1,tp=3")
 

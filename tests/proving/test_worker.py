@@ -127,9 +127,10 @@ def _is_zombie(pid):
 def test_the_environment_keeps_flags_and_drops_device_counts(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_force_host_platform_device_count=3 --xla_dump_to=/nowhere")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/nowhere")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "4")
     cpu = environment("cpu", 256)
     assert cpu["XLA_FLAGS"] == "--xla_a=1 --xla_force_host_platform_device_count=256"
-    assert "JAX_COMPILATION_CACHE_DIR" not in cpu
+    assert "JAX_COMPILATION_CACHE_DIR" not in cpu and "JAX_NUM_CPU_DEVICES" not in cpu
     assert environment("tpu")["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
     assert environment("tpu")["TPU_SKIP_MDS_QUERY"] == "1"
 

@@ -16,6 +16,10 @@ UNITS = {"TFLOP/s": 1e12, "GB/s": 1e9, "GiB": 2.0**30, "GB": 1e9, "B": 1.0}
 # A kernel costs at least this long on the device, however small it is. GPU: an H200 took 2.1 µs for each of 3,000 tiny
 # ones (benchmarks/truth_gpu.py). TPU: an order of magnitude, never measured; it ranks, it does not time.
 LAUNCH_SECONDS = {"tpu": 1e-6, "gpu": 2e-6}
+_FORMS = {
+    "tpu": 'a target names the chip and its topology: "tpu:v5p:4x4x4"',
+    "gpu": 'a target names the chip and how many: "gpu:h100:8"',
+}
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ def chip(name: str, platform: str | None = None) -> Chip:
     if found is None:
         raise TargetError(
             f"unknown {platform or ''} chip {name!r}".replace("  ", " "),
-            [Offence(name, f"is not one of {', '.join(sorted(known))}{did_you_mean(name, spelled)}")],
+            [Offence(name or "(nothing)", f"is not one of {', '.join(sorted(known))}{did_you_mean(name, spelled)}")],
+            _FORMS.get(platform or "", ""),
         )
     return found
 

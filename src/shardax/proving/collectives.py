@@ -14,7 +14,7 @@ from shardax.proving.groups import DeviceGrid, GroupAxes, groups_text, parse_gro
 from shardax.proving.hlo import HloModule, Instruction
 from shardax.proving.integrity import fail
 from shardax.proving.provenance import argument_path
-from shardax.proving.shapes import arrays, element, elements, nbytes
+from shardax.proving.shapes import ArrayShape, arrays, element, elements, nbytes
 from shardax.proving.stacks import Stack
 from shardax.proving.walk import Execution, walk
 
@@ -68,7 +68,8 @@ class Collective:
         """What is unusual about it, in words."""
         conditional = "in a branch: at most this often" if self.conditional else ""
         subset = f"groups of {self.subset}" if self.subset else ""
-        return tuple(note for note in (self.rewrite, subset, conditional, *self.warnings) if note)
+        ragged = "as if all of it, evenly: how much is data" if self.op == "ragged-all-to-all" else ""
+        return tuple(note for note in (self.rewrite, subset, ragged, conditional, *self.warnings) if note)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, one entry per field."""
@@ -178,7 +179,7 @@ class _Context:
             _check_sizes(self.module, line, op, sizes, group.size)
         if op == "all-reduce" and _is_scattered(execution, line):
             op, rewrite = "reduce-scatter", "all-reduce-scatter fusion"
-        payload = max(sizes.operand, sizes.result)
+        payload = sizes.operand if op == "ragged-all-to-all" else max(sizes.operand, sizes.result)
         stack = Stack.of(self.module, execution, line)
         size = group.size if op != "collective-permute" else max(2, group.size) if group.axes else 1
         return Collective(
@@ -187,7 +188,7 @@ class _Context:
             count=execution.times,
             payload_bytes=payload,
             wire_bytes=round(wire(op, payload, size) * execution.times),
-            dtype=_dtype(line if not across else line._replace(shape=elements(line.shape)[0])),
+            dtype=sizes.dtype,
             origin=stack.origin,
             phase=stack.phase,
             file=stack.source.file if stack.source else "",
@@ -233,6 +234,7 @@ class _Sizes:
     elements_out: int
     types_in: tuple[str, ...]
     types_out: tuple[str, ...]
+    dtype: str  # of the larger side, which is what travels
 
     @classmethod
     def of(cls, operands: Sequence[str], result: str) -> _Sizes:
@@ -244,6 +246,7 @@ class _Sizes:
             sum(a.size for a in outs),
             tuple(dict.fromkeys(a.dtype for a in ins)),
             tuple(dict.fromkeys(a.dtype for a in outs)),
+            _dtype(ins if sum(a.bytes for a in ins) > nbytes(result) else outs),
         )
 
 
@@ -285,16 +288,19 @@ def _is_scattered(execution: Execution, line: Instruction) -> bool:
     return 0 < 2 * nbytes(caller.shape) <= nbytes(line.shape)
 
 
-def _widens(module: HloModule, line: Instruction, sizes: _Sizes) -> bool:
-    """TPUs add in a wider type than they are given: the result then has the type of the computation that adds."""
+def _converts(module: HloModule, line: Instruction, sizes: _Sizes) -> bool:
+    """TPUs add in a wider type than they are given, or give a narrower one than they add in: the computation that adds
+    has the wider of the two."""
     adds = module.computations.get(line.callee("to_apply") or "")
     added = {array.dtype for array in arrays(adds.root.shape)} if adds else set[str]()
-    return added == set(sizes.types_out) and sizes.operand <= sizes.result
+    widened = added == set(sizes.types_out) and sizes.operand <= sizes.result
+    floats = all(re.match("b?f", dtype) for dtype in (*sizes.types_in, *sizes.types_out))
+    return widened or (floats and added == set(sizes.types_in) and sizes.operand > sizes.result)
 
 
 def _check_sizes(module: HloModule, line: Instruction, op: str, sizes: _Sizes, members: int) -> None:
     """A collective's result follows from its operand and its groups; if not, the text was altered."""
-    if sizes.types_in != sizes.types_out and not _widens(module, line, sizes):
+    if sizes.types_in != sizes.types_out and not _converts(module, line, sizes):
         fail(f"%{line.name}", f"{op} of {', '.join(sizes.types_in)} cannot give {', '.join(sizes.types_out)}")
     wanted = {"all-gather": sizes.elements_in * members, "ragged-all-to-all": sizes.elements_out}
     given = sizes.elements_out * members if op == "reduce-scatter" else sizes.elements_out
@@ -303,9 +309,9 @@ def _check_sizes(module: HloModule, line: Instruction, op: str, sizes: _Sizes, m
         raise HloParseError("HLO text that cannot be read", [Offence(f"%{line.name}", problem)])
 
 
-def _dtype(line: Instruction) -> str:
+def _dtype(moved: Sequence[ArrayShape]) -> str:
     sizes: dict[str, int] = {}
-    for array in arrays(line.shape):
-        if array.dtype not in ("token", "opaque") and (array.dims or len(arrays(line.shape)) == 1):
+    for array in moved:
+        if array.dtype not in ("token", "opaque") and (array.dims or len(moved) == 1):
             sizes[array.dtype] = sizes.get(array.dtype, 0) + array.bytes
     return "+".join(sorted(sizes, key=lambda dtype: -sizes[dtype])) or "f32"

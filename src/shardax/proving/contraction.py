@@ -38,9 +38,10 @@ def convolution(operands: Sequence[Laid], result: Laid, params: Mapping[str, Any
     """A convolution is a product over its features (of gradients: over the batch); None where its window is cut up."""
     numbers = params["dimension_numbers"]
     specs = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
-    grouped = params["feature_group_count"] * params["batch_group_count"] != 1
-    if grouped or any(laid.entries[dim] for laid, spec in zip(operands, specs, strict=False) for dim in spec[2:]):
+    if any(laid.entries[dim] for laid, spec in zip(operands, specs, strict=False) for dim in spec[2:]):
         return None
+    if params["feature_group_count"] * params["batch_group_count"] != 1:
+        return _grouped(operands, result, params, sizes)
     left, right, out = (
         _matrix(laid, spec) for laid, spec in zip((operands[0], operands[1], result), specs, strict=True)
     )
@@ -50,6 +51,19 @@ def convolution(operands: Sequence[Laid], result: Laid, params: Mapping[str, Any
     for dim, axes in zip(numbers.out_spec[:2], found.results[0], strict=True):
         entries[dim] = axes
     return replace(found, results=(tuple(entries),))
+
+
+def _grouped(operands: Sequence[Laid], result: Laid, params: Mapping[str, Any], sizes: Sizes) -> Outcome | None:
+    """Groups of features that lie alike in image and filters stay where they are; None where they do not."""
+    numbers = params["dimension_numbers"]
+    image, filters = operands[0].entries, operands[1].entries
+    axes = image[numbers.lhs_spec[1]]
+    alike = filters[numbers.rhs_spec[0]] == axes and not filters[numbers.rhs_spec[1]]
+    if not alike or params["feature_group_count"] % _count(axes, sizes) or params["batch_group_count"] != 1:
+        return None
+    out: list[tuple[str, ...]] = [()] * len(result.shape)
+    out[numbers.out_spec[0]], out[numbers.out_spec[1]] = image[numbers.lhs_spec[0]], axes
+    return Outcome((tuple(out),))
 
 
 def _matrix(laid: Laid, spec: Sequence[int]) -> Laid:

@@ -56,6 +56,9 @@ def diff(before: Proof | str | Path, after: Proof | str | Path) -> ProofDiff:
     ...
     all-reduce over dp (f32, forward) in ...step: is new: 1×, 256 B sent by each device
     """
+    for found in (before, after):
+        if not isinstance(found, (Proof, str, Path)):
+            raise TypeError(f"diff takes proofs, or the files of proofs, not a {type(found).__name__}")
     one, other = (found if isinstance(found, Proof) else Proof.load(found) for found in (before, after))
     old, new = (json.loads(json.dumps(found.lock())) for found in (one, other))
     names = tuple(f"{found.name} on {found.target}, {found.mesh}" for found in (one, other))

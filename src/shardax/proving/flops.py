@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardax.errors import HloParseError, Offence
+from shardax.errors import HloParseError, Offence, plural
 from shardax.proving.hlo import Computation, HloModule, Instruction
 from shardax.proving.integrity import consistent
 from shardax.proving.shapes import ArrayShape, arrays
@@ -26,11 +26,13 @@ _FORWARD = (0, 1, "result")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ension(?:s)?":\[)([\d",]*)[\]}]')
 _SIZES = ("size", "stride", "lhs_dilate", "rhs_dilate")
+# Instructions that backends compute in ways of their own: none is counted, all are named.
+_UNCOUNTED = frozenset({"fft", "cholesky", "triangular-solve"})
 # Custom calls that compute nothing worth counting.
 _PLUMBING = re.compile(
-    r"AllocateBuffer|AssumeGatherIndicesInBound|ConcatBitcast|GatherScatterIndices\w*|SliceId|PrepareAsync\w*|"
-    r"AsyncCollective\w*|Sharding|SPMD\w*|TODO\(.*|MoveTo\w+|annotate_device_placement|LayoutConstraint|xla\.sdy\..*|TopK|"
-    r"ResizeFilter\w*|X64\w+|PartialReduce|ApproxTopK|NaiveTopK|BufferCopy|Pin|Unpin|CreateBuffer|nop.*|xla_\w*callback\w*|__gpu\$TopK"
+    r"AllocateBuffer|AssumeGatherIndicesInBound|GatherScatterIndices\w*|SliceId|PrepareAsync\w*|AsyncCollective\w*|"
+    r"Sharding|SPMD\w*|TODO\(.*|MoveTo\w+|annotate_device_placement|LayoutConstraint|xla\.sdy\..*|TopK|ResizeFilter\w*|"
+    r"X64\w+|PartialReduce|ApproxTopK|NaiveTopK|BufferCopy|Pin|Unpin|CreateBuffer|nop.*|xla_\w*callback\w*|__gpu\$TopK|ConcatBitcast"
 )
 
 
@@ -75,20 +77,38 @@ def flops_by_dtype(module: HloModule) -> dict[str, int]:
 
 
 def opaque_calls(module: HloModule) -> tuple[str, ...]:
-    """Custom kernels (Pallas, Triton, fused attention) whose FLOPs nobody outside them can see."""
+    """Custom kernels (Pallas, Triton, fused attention) whose FLOPs nobody outside them can see; and Fourier transforms
+    and triangular solves, which are not counted."""
+    lines = [line for computation in module.computations.values() for line in computation.instructions]
     targets = {
         match[1]
-        for computation in module.computations.values()
-        for line in computation.instructions
+        for line in lines
         if line.opcode.startswith("custom-call") and not is_product(line) and (match := _TARGET.search(line.tail))
     }
-    return tuple(sorted(target for target in targets if not _PLUMBING.fullmatch(target)))
+    uncounted = {line.opcode for line in lines if line.opcode in _UNCOUNTED}
+    return tuple(sorted(uncounted | {target for target in targets if not _PLUMBING.fullmatch(target)}))
+
+
+def doubts(module: HloModule) -> tuple[str, ...]:
+    """What the sums of a program's work leave out, or take too often, in words."""
+    with consistent(module.name):
+        loops = walk(module, lambda _: True, into_fusions=False).notes
+        within = [execution for execution in walk(module, is_product) if execution.conditional]
+    more = f" (and {plural(len(loops) - 1, 'other loop')})" if len(loops) > 1 else ""
+    found = [f"work and time of a loop without a known length: {loops[0]}{more}"] if loops else []
+    if any(is_product(line) for execution in within for line in execution.computation.instructions):
+        found.append("work: every branch of a conditional is counted, of which at most one runs each time")
+    opaque = opaque_calls(module)
+    if opaque:
+        found.append(f"FLOPs are not counted inside {', '.join(opaque)}")
+    return tuple(found)
 
 
 def product_flops(computation: Computation, instruction: Instruction) -> tuple[str, int]:
-    """Element type and FLOPs of one execution of a product."""
+    """Element type and FLOPs of one execution of a product; a complex multiplication is four real ones."""
     count = _COUNTS.get(instruction.opcode) or (_convolution if "$conv" in instruction.tail else _dot)
-    return arrays(computation.shape(instruction.operands[0]))[0].dtype, count(computation, instruction)
+    dtype = arrays(computation.shape(instruction.operands[0]))[0].dtype
+    return dtype, count(computation, instruction) * (4 if dtype.startswith("c") else 1)
 
 
 def _array(computation: Computation, instruction: Instruction, operand: int) -> ArrayShape:

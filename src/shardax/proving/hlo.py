@@ -25,7 +25,8 @@ _COMPUTATION = re.compile(
 _INSTRUCTION = re.compile(r"^[ \t]+(ROOT )?%?([^\s=]+) = ([^\s(]\S*|\(.*?\)) ([a-z][\w\-]*)\((.*)$", re.M)
 _NAME = re.compile(r"%([\w.\-]+(?:#[\d.]+)?)")
 _CALLEES = re.compile(
-    r"\b(calls|to_apply|body|condition|true_computation|false_computation|branch_computations|called_computations)"
+    r"\b(calls|to_apply|body|condition|true_computation|false_computation|branch_computations|called_computations"
+    r"|select|scatter)"
     r"=(?:\{([^}]*)\}|%?([\w.\-]+))"
 )
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')

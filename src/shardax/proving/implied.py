@@ -9,11 +9,9 @@ from typing import Any
 
 from shardax.proving.moves import Entries, Move, local_bytes
 from shardax.proving.outcomes import Laid, Outcome, Sizes, Travel, bring, joined, summed
+from shardax.proving.windows import WINDOWED, halos
 
-_SHIFTING = frozenset(
-    {"slice", "pad", "split", "rev", "conv_general_dilated", "reduce_window", "reduce_window_sum", "reduce_window_max",
-     "reduce_window_min", "select_and_scatter_add"}
-)  # fmt: skip
+_SHIFTING = frozenset({"slice", "pad", "split", "rev", "select_and_scatter_add", *WINDOWED})
 OWN = {
     "psum": "all-reduce",
     "psum2": "all-reduce",
@@ -37,10 +35,10 @@ OWN = {
 
 def implied(
     name: str, operands: Sequence[Laid], results: Sequence[Laid], params: Mapping[str, Any], sizes: Sizes
-) -> tuple[tuple[Travel, ...], str]:
-    """What an accepted operation sends, and why."""
+) -> tuple[tuple[Travel, ...], str, bool]:
+    """What an accepted operation sends, why, and whether a compiler may do it otherwise."""
     if not operands or not results:
-        return (), ""
+        return (), "", False
     reduced = _reduced(name, params)
     if reduced is not None:
         cut = [operands[0].entries[dim] for dim in reduced]
@@ -50,15 +48,18 @@ def implied(
             pair = (replace(results[0], dtype=operands[0].dtype), results[0])
             every = [travel.move for each in pair for travel in summed(cut, each, sizes)]
             found = [Travel(None, _candidates(move, sizes)) for move in every]
-        return tuple(found), f"reduces a dimension that is sharded over {', '.join(axes)}" if found else ""
+        return tuple(found), f"reduces a dimension that is sharded over {', '.join(axes)}" if found else "", False
     if name in _SHIFTING:
+        edges = halos(name, operands, results[0], params, sizes)
+        if edges is not None:
+            return edges, "windows reach over the edges of a sharded dimension's blocks" if edges else "", False
         return _shifted(name, operands[0], results, params, sizes)
     if name == "dynamic_slice":
         dims = [d for d, size in enumerate(params["slice_sizes"]) if size != operands[0].shape[d]]
         kept = tuple(() if dim in dims else axes for dim, axes in enumerate(operands[0].entries))
         found = bring(0, operands[0], kept, sizes)
-        return tuple(found), "slices a sharded dimension at a place known only later" if found else ""
-    return (), ""
+        return tuple(found), "slices a sharded dimension at a place known only later" if found else "", False
+    return (), "", False
 
 
 def _reduced(name: str, params: Mapping[str, Any]) -> Sequence[int] | None:
@@ -76,8 +77,8 @@ def _candidates(move: Move, sizes: Sizes) -> Move:
 
 def _shifted(
     name: str, operand: Laid, results: Sequence[Laid], params: Mapping[str, Any], sizes: Sizes
-) -> tuple[tuple[Travel, ...], str]:
-    """Blocks of a sharded dimension whose length or order changes go to other devices."""
+) -> tuple[tuple[Travel, ...], str, bool]:
+    """Blocks of a sharded dimension whose length or order changes go to other devices; how, only a reversal says."""
     found: list[Travel] = []
     for result in results:
         if len(result.shape) != len(operand.shape):
@@ -91,7 +92,8 @@ def _shifted(
         )
         if axes:
             found.append(Travel(None, Move("collective-permute", axes, result.bytes_on(sizes))))
-    return tuple(found), "the blocks of a sharded dimension change places" if found else ""
+    why = "the blocks of a sharded dimension change places" if found else ""
+    return tuple(found), why, bool(found) and name != "rev"
 
 
 def concatenated(operands: Sequence[Laid], result: Laid, params: Mapping[str, Any], sizes: Sizes) -> Outcome:
@@ -116,8 +118,11 @@ def own_collective(
     if not axes:
         return ()
     carried = results if OWN[name] == "all-gather" else operands
+    if OWN[name] == "ragged-all-to-all":  # its other operands say what goes where
+        carried = operands[:1]
+    among = max(map(len, params.get("axis_index_groups") or ()), default=0)
     return tuple(
-        Travel(at, Move(OWN[name], axes, local_bytes(each.shape, each.itemsize, each.entries, sizes)))
+        Travel(at, Move(OWN[name], axes, local_bytes(each.shape, each.itemsize, each.entries, sizes), among))
         for at, each in enumerate(carried)
         if at < len(operands)
     )

@@ -41,9 +41,12 @@ def gather(operands: Sequence[Laid], result: Laid, params: Mapping[str, Any], si
     places = iter(rows[:-1])
     out = tuple(next(windows) if dim in numbers.offset_dims else next(places) for dim in range(len(result.shape)))
     masked = [axis for dim in sorted(looked_up) for axis in kept[dim]]
-    travels += summed([masked], Laid(result.shape, result.dtype, out), sizes)
+    summing = summed([masked], Laid(result.shape, result.dtype, out), sizes)
     why = "rows are looked up in a dimension that is sharded" if masked or lost else "indices lie differently"
-    return Outcome((out,), tuple(travels), why, ambiguous=bool(travels) and not masked)
+    shared = [axis for axis in used(table.entries) if axis in taken and axis in lost]
+    if shared:
+        why = f"table and indices both use {', '.join(shared)}: the rows could lie as either does"
+    return Outcome((out,), (*travels, *summing), why, ambiguous=bool(travels))
 
 
 def _unused(axes: tuple[str, ...], rows: Entries) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, TypeVar, overload
 
-from shardax.errors import HloParseError, Offence, ProofError, did_you_mean
-from shardax.proving.collectives import Collective, find_collectives, has_collectives
+from shardax.errors import HloParseError, Offence, ProofError, did_you_mean, plural
+from shardax.proving.collectives import OPS, Collective, find_collectives, has_collectives
 from shardax.proving.hlo import HloModule
 from shardax.proving.integrity import consistent
 from shardax.proving.remat import attach_messages, remat_messages
@@ -133,7 +133,12 @@ class Ledger(Reported):
         origin: str | None = None,
         phase: str | None = None,
     ) -> Ledger:
-        """The ledger of only those rows."""
+        """The ledger of only those rows; a word that no row could have is an error."""
+        known = {"op": sorted(OPS), "origin": ["partitioner", "user"], "phase": ["backward", "forward"]}
+        given = {"op": op, "origin": origin, "phase": phase}
+        for name, words in known.items():
+            if given[name] is not None and given[name] not in words:
+                raise ProofError(f"no row has {name}={given[name]!r}{did_you_mean(given[name], words)}")
         wanted = (axes,) if isinstance(axes, str) else None if axes is None else tuple(axes)
         asked = {"op": op, "axes": wanted, "origin": origin, "phase": phase}
         checks = [(name, value) for name, value in asked.items() if value is not None]
@@ -148,7 +153,7 @@ class Ledger(Reported):
         if len(shown) < len(lines):
             rest = sum(group.wire_bytes for group in list(alike.values())[len(shown) :])
             notes.insert(0, f"… and {len(lines) - len(shown)} more, {show_bytes(rest)} on the wire")
-        title = f"{self.executions:,} collectives, {show_bytes(self.wire_bytes)} sent by each device"
+        title = f"{plural(self.executions, 'collective')}, {show_bytes(self.wire_bytes)} sent by each device"
         columns = ("op", "axes", "times", "dtype", "payload", "on the wire", "phase", "by", "where", "what")
         return Table(title, columns, tuple(shown), ("times", "payload", "on the wire"), tuple(notes))
 

@@ -9,18 +9,21 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jax.sharding import PartitionSpec
 
 from shardax.errors import Offence, ProofFailure, plural
 from shardax.names.spec import axes_of
+from shardax.proving.placing import UNKNOWN
 from shardax.proving.rewriting import is_rewriting, note_written
 from shardax.tables import show_bytes
 
 Proof = Any  # proof.py stands above this file: a proof knows how to lock itself
 VERSION = 1
 TOLERANCE = 0.05
+_PARTS = {"memory": dict, "layout": dict, "collectives": list}
+_SITE = {"op", "axes", "dtype", "where", "phase", "times", "wire"}
 
 
 class Lock(dict[str, Any]):
@@ -51,7 +54,7 @@ def lock_of(proof: Proof) -> Lock:
         },
         "layout": {
             "inputs": {leaf.path: spec_text(leaf.spec) for leaf in proof.inputs},
-            "outputs": {leaf.path: spec_text(leaf.spec) for leaf in proof.outputs},
+            "outputs": {leaf.path: spec_text(leaf.spec) for leaf in proof.outputs if leaf.source != UNKNOWN},
         },
         "collectives": _collectives(proof),
         "lost_donations": sorted(lost.path for lost in proof.lost_donations),
@@ -109,7 +112,15 @@ def read_lock(path: str | Path) -> dict[str, Any]:
         raise ProofFailure(f"{os.fspath(path)} is not JSON", [Offence(str(path), str(error))], remedy) from error
     if not isinstance(data, dict) or data.get("shardax") != "lock" or data.get("version") != VERSION:
         raise ProofFailure(f"{os.fspath(path)} is no sharding lock of version {VERSION}", remedy=remedy)
-    return data
+    lock = cast("dict[str, Any]", data)
+    lacking = [name for name, kind in _PARTS.items() if not isinstance(lock.get(name), kind)]
+    sites: list[Any] = [] if "collectives" in lacking else lock["collectives"]
+    whole = [isinstance(site, dict) and set(cast("dict[str, Any]", site)) >= _SITE for site in sites]
+    lacking += [f"collectives[{at}]" for at, is_whole in enumerate(whole) if not is_whole]
+    if lacking:
+        offences = [Offence(name, "is missing, or is not what a lock has there") for name in lacking]
+        raise ProofFailure(f"{os.fspath(path)} is a damaged sharding lock", offences, remedy)
+    return lock
 
 
 def check_lock(
@@ -136,6 +147,8 @@ def check_lock(
         proof, path = path, proof
     if isinstance(proof, (str, Path)) or not isinstance(path, (str, Path)):
         raise TypeError("check_lock takes a proof and the path of its lock file")
+    if not hasattr(proof, "versions"):
+        raise TypeError(f"check_lock takes a proof, not a {type(proof).__name__}: what it locks, a compiler has to say")
     lock = lock_of(proof)
     if is_rewriting() if update is None else update:
         write_lock(_beside(path) | lock, path)

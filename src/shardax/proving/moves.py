@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
@@ -21,6 +23,17 @@ class Move:
     collective: str
     axes: tuple[str, ...]
     payload_bytes: int
+    among: int = 0  # devices, where the program says groups of its own; else all along the axes
+
+
+def stored_width(dtype: Any, itemsize: int) -> float:
+    """Bytes of one element as XLA stores it: it packs what is smaller than a byte.
+
+    >>> stored_width("float32", 4), stored_width("int4", 1), stored_width("float4_e2m1fn", 1)
+    (4, 0.5, 0.5)
+    """
+    packed = re.match(r"u?int([24])$|float(4)_", str(dtype))
+    return int(packed[1] or packed[2]) / 8 if packed else itemsize
 
 
 def entries(spec: PartitionSpec, rank: int) -> Entries:
@@ -52,14 +65,14 @@ def without(found: Entries, axes: Iterable[str]) -> Entries:
     return tuple(tuple(axis for axis in dim if axis not in gone) for dim in found)
 
 
-def local_bytes(shape: Sequence[int], itemsize: int, found: Entries, sizes: Mapping[str, int]) -> int:
+def local_bytes(shape: Sequence[int], itemsize: float, found: Entries, sizes: Mapping[str, int]) -> int:
     """Bytes of one device's block (the largest, where the last one is smaller)."""
     blocks = (-(-n // math.prod(sizes[axis] for axis in axes)) for n, axes in zip(shape, found, strict=True))
-    return math.prod(blocks) * itemsize
+    return math.ceil(math.prod(blocks) * itemsize)
 
 
 def moves(
-    old: Entries, new: Entries, shape: Sequence[int], itemsize: int, sizes: Mapping[str, int]
+    old: Entries, new: Entries, shape: Sequence[int], itemsize: float, sizes: Mapping[str, int]
 ) -> tuple[Move, ...]:
     """The collectives that take an array from one layout to another; slicing is free.
 
@@ -88,7 +101,7 @@ def moves(
 
 
 def _gathers(
-    old: Entries, gathered: Sequence[str], shape: Sequence[int], itemsize: int, sizes: Mapping[str, int]
+    old: Entries, gathered: Sequence[str], shape: Sequence[int], itemsize: float, sizes: Mapping[str, int]
 ) -> Iterator[Move]:
     """One all-gather for every dimension, the last one first, as XLA does it."""
     held = old

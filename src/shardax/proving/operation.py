@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
 
-from shardax._compat import DuplicateSpecError, ShardingTypeError, abstract_result, laid_type
+from shardax._compat import FFT_BY_ROWS, DuplicateSpecError, ShardingTypeError, abstract_result, laid_type
 from shardax.proving.contraction import convolution, dot_general
 from shardax.proving.implied import OWN, concatenated, implied, own_collective
 from shardax.proving.indexing import dynamic_update_slice, gather, scatter
@@ -25,7 +25,6 @@ RULES = {
     "reshape": reshape,
 }
 _PLACED = ("out_sharding", "sharding")  # parameters by which a program says how a result lies
-_WHOLE = frozenset({"fft"})  # XLA's partitioner cuts up none
 _UNSUITED = frozenset({"sort", "top_k"})  # operands of one shape, and yet not elementwise
 
 
@@ -100,10 +99,8 @@ class Operations:
             return Outcome(tuple(each.entries for each in laid), travels, "the program's own")
         if name == "conv_general_dilated" and (found := convolution(operands, results[0], params, self.sizes)):
             return found
-        if name in _WHOLE:
-            return replace(
-                self.opaque(operands, results, f"{name} is done on whole arrays"), opaque=False, ambiguous=False
-            )
+        if name == "fft":
+            return _transformed(operands[0], results[0], params, self.sizes)
         if name in RULES:
             return RULES[name](operands, results[0], params, self.sizes)
         if name.startswith("scatter") and len(operands) == 3:
@@ -122,8 +119,7 @@ class Operations:
         accepted = accepts([operand.entries for operand in operands])
         if accepted is not None:
             laid = [_with(result, out) for result, out in zip(results, accepted, strict=True)]
-            travels, why = implied(name, operands, laid, equation.params, self.sizes)
-            return Outcome(accepted, travels, why)
+            return Outcome(accepted, *implied(name, operands, laid, equation.params, self.sizes))
         shapes = {operand.shape for operand in operands if operand.shape}
         if shapes == {results[0].shape} and len(results) == 1 and name not in _UNSUITED and len(operands) > 1:
             return agree(operands, results[0].shape, self.sizes)
@@ -160,6 +156,18 @@ class Operations:
             refused.append(f"{equation.primitive.name} does not say how its results lie")
             return None
         return tuple(_entries_of(result) for result in results)
+
+
+def _transformed(operand: Laid, result: Laid, params: Mapping[str, Any], sizes: Mapping[str, int]) -> Outcome:
+    """A Fourier transform is done on whole arrays, and comes out as it went in; newer partitioners leave alone what is
+    sharded over rows only."""
+    first = len(operand.shape) - len(params["fft_lengths"])
+    whole = replicated(len(operand.shape))
+    untouched = FFT_BY_ROWS and not any(operand.entries[first:])
+    kept = zip(operand.entries, operand.shape, result.shape, strict=True)
+    out = tuple(axes if size == made else () for axes, size, made in kept)
+    travels = () if untouched else tuple(bring(0, operand, whole, sizes))
+    return Outcome((out,), travels, "fft is done on whole arrays")
 
 
 def _with(result: Laid, out: Entries | None) -> Laid:

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from shardax.names.decision import itemsize_of
-from shardax.proving.moves import Entries, Move, local_bytes, moves, replicated, used, without
+from shardax.proving.moves import Entries, Move, local_bytes, moves, replicated, stored_width, used, without
 
 Sizes = Mapping[str, int]
 _values = count()
@@ -35,8 +35,8 @@ class Laid:
         return cls(shape, getattr(aval, "dtype", None), replicated(len(shape)))
 
     @property
-    def itemsize(self) -> int:
-        return 0 if self.dtype is None else itemsize_of(self.dtype)
+    def itemsize(self) -> float:
+        return 0 if self.dtype is None else stored_width(self.dtype, itemsize_of(self.dtype))
 
     @property
     def axes(self) -> tuple[str, ...]:

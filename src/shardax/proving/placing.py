@@ -11,7 +11,7 @@ from typing import Any, cast
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardax.errors import MeshConflictError, Offence, ProofError, plural
+from shardax.errors import MeshConflictError, Offence, ProofError, did_you_mean, plural
 from shardax.names.decision import itemsize_of
 from shardax.names.layout import Layout
 from shardax.names.mesh import (
@@ -25,10 +25,12 @@ from shardax.names.mesh import (
 )
 from shardax.names.paths import flatten, rebuild
 from shardax.names.spec import as_spec, axes_in, fit_cached, shard_count
+from shardax.proving.moves import stored_width
 from shardax.proving.step import Step, is_array
 from shardax.tables import show_bytes
 
 MOST_SHOWN = 12
+UNKNOWN = "unknown"  # the source of a spec that nobody has said: it stands for nothing
 
 
 class Open:
@@ -55,7 +57,7 @@ class Placed:
     @property
     def bytes(self) -> int:
         """Bytes of the whole array."""
-        return math.prod(self.shape) * self.itemsize
+        return math.ceil(math.prod(self.shape) * stored_width(self.dtype, self.itemsize))
 
     def bytes_on(self, mesh: MeshSpec) -> int:
         """Bytes of one device's block."""
@@ -143,6 +145,12 @@ def _per_argument(step: Step, given: Any, word: str) -> list[Any]:
         return [given] * len(names)
     if isinstance(given, Mapping) and set(cast("Mapping[str, Any]", given)) <= set(names):
         return [cast("Mapping[str, Any]", given).get(name) for name in names]
+    if isinstance(given, Mapping) and not (len(step.args) == 1 and isinstance(step.args[0], Mapping)):
+        strange = [key for key in cast("Mapping[str, Any]", given) if key not in names]
+        raise ProofError(
+            f"{word} names arguments that are not there",
+            [Offence(str(key), f"is no argument of {names}{did_you_mean(key, names)}") for key in strange],
+        )
     if not isinstance(given, (tuple, list)):
         listed: list[Any] = [given]
     else:
@@ -176,7 +184,7 @@ def _broadcast(name: str, specs: Any, tree: Any) -> list[Spec]:
     except (ValueError, TypeError, KeyError) as error:
         raise ProofError(
             f"the specs for {name!r} do not follow its structure",
-            [Offence(name, str(error).splitlines()[0])],
+            [Offence(name, " ".join(str(error).split())[:400])],
             "give a tree of specs shaped like the argument, or a prefix of it",
         ) from error
     return flat

@@ -171,7 +171,7 @@ class Propagation:
         """Write down one collective."""
         move = travel.move
         axes = tuple(axis for axis in self.sizes if axis in move.axes)  # in the order of the mesh, as in a ledger
-        size = math.prod(self.sizes[axis] for axis in axes)
+        size = move.among or math.prod(self.sizes[axis] for axis in axes)
         sent = round(wire(move.collective, move.payload_bytes, size) * where.times)
         self.sites.append(
             Site(

@@ -18,12 +18,12 @@ from shardax.proving.buffers import largest_buffers
 from shardax.proving.chips import Chip, chips
 from shardax.proving.compiling import compile_for, quiet_start
 from shardax.proving.cost import Estimate, Link, estimate
-from shardax.proving.flops import flops, opaque_calls
+from shardax.proving.flops import doubts, flops
 from shardax.proving.hlo import HloModule, parse_hlo
 from shardax.proving.installed import compiler_version
 from shardax.proving.ledger import Ledger
 from shardax.proving.memory import BigBuffer, Memory, Refusal, read_memory, read_refusal, report_buffers
-from shardax.proving.placing import Placed, chosen_mesh, replicated
+from shardax.proving.placing import UNKNOWN, Placed, chosen_mesh, replicated
 from shardax.proving.proof import LostDonation, NotAsAsked, Proof, read_spec
 from shardax.proving.rebind import Program, Result, lower
 from shardax.proving.shapes import arrays
@@ -93,21 +93,22 @@ def read_answer(program: Program, target: Target, answer: Mapping[str, Any], thr
     """The compiler's answer, read into a proof."""
     refusal = read_refusal(answer["refused"]) if "refused" in answer else None
     if "refused" in answer and refusal is None:
+        lacks = target.platform == "cpu" and "UNIMPLEMENTED" in answer["refused"]
         raise CompilerError(
             f"the compiler refused {program.name} for {target}",
             [Offence(program.name, " ".join(answer["refused"].split())[:1500])],
+            "XLA:CPU lacks this operation; a tpu: or gpu: target may have it, and sx.check needs no compiler" * lacks,
         )
     blind = list(BLIND[target.platform])
     module = parse_hlo(answer["hlo"]) if refusal is None else None
     outputs = _outputs(program, answer)
-    new = () if module is None else _new(outputs)  # where the results of a refused step lie, nobody has said
     common: dict[str, Any] = {
         "name": program.name,
         "target": target,
         "mesh": program.mesh,
         "inputs": program.inputs,
         "outputs": outputs,
-        "replicated": replicated([*program.inputs, *new], program.mesh, threshold),
+        "replicated": replicated([*program.inputs, *_new(outputs)], program.mesh, threshold),
         "not_as_asked": _not_as_asked(program, outputs),
         "refusal": answer.get("refused", ""),
         "compile_seconds": answer["seconds"],
@@ -130,9 +131,6 @@ def read_answer(program: Program, target: Target, answer: Mapping[str, Any], thr
             blind_spots=tuple(blind),
         )
     ledger = Ledger.of(module, program.mesh.shape, slice_of=answer["slice_of"], messages=answer["said"])
-    opaque = opaque_calls(module)
-    if opaque:
-        blind.append(f"FLOPs inside custom kernels are not counted: {', '.join(sorted(set(opaque)))}")
     return Proof(
         **common,
         memory=_memory(program, target, answer, module),
@@ -140,7 +138,7 @@ def read_answer(program: Program, target: Target, answer: Mapping[str, Any], thr
         flops=flops(module),
         estimate=_estimate(target, answer, module, ledger),
         lost_donations=_lost_donations(program, answer["header"]),
-        blind_spots=tuple(blind),
+        blind_spots=(*blind, *doubts(module)),
     )
 
 
@@ -221,17 +219,20 @@ def _outputs(program: Program, answer: Mapping[str, Any]) -> tuple[Placed, ...]:
     if len(given) != len(program.results):
         given = [None] * len(program.results)
     return tuple(
-        Placed(result.path, result.shape, result.dtype, result.itemsize, _got(result, spec), "compiler")
+        Placed(result.path, result.shape, result.dtype, result.itemsize, *_got(result, spec))
         for result, spec in zip(program.results, given, strict=True)
     )
 
 
-def _got(result: Result, spec: Any) -> PartitionSpec:
-    return read_spec(spec) if spec is not None else result.asked or PartitionSpec()
+def _got(result: Result, spec: Any) -> tuple[PartitionSpec, str]:
+    """How a result lies, and who says so: of a refused step nobody does."""
+    if spec is not None:
+        return read_spec(spec), "compiler"
+    return (PartitionSpec(), UNKNOWN) if result.asked is None else (result.asked, "asked")
 
 
 def _new(outputs: Sequence[Placed]) -> list[Placed]:
-    return [output for output in outputs if output.shape]
+    return [output for output in outputs if output.shape and output.source != UNKNOWN]
 
 
 def _not_as_asked(program: Program, outputs: Sequence[Placed]) -> tuple[NotAsAsked, ...]:

@@ -170,7 +170,8 @@ def results_of(call: Call, out_specs: Any, mesh: MeshSpec) -> tuple[tuple[Result
             )
         except (ValueError, TypeError, KeyError) as error:
             raise ProofError(
-                "out_specs do not follow the structure of the result", [Offence("result", str(error).splitlines()[0])]
+                "out_specs do not follow the structure of the result",
+                [Offence("result", " ".join(str(error).split())[:400])],
             ) from error
         given = [new if new is not None else old for new, old in zip(wanted, given, strict=True)]
     constrained = _constrained_results(call.traced.jaxpr)

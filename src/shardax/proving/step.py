@@ -11,6 +11,7 @@ import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardax.errors import Offence, ProofError, did_you_mean
+from shardax.state.jit import BoundJit, JitWrapped
 from shardax.state.jit import jit as stateful_jit
 from shardax.state.kinds import holds_cells
 
@@ -45,7 +46,10 @@ class Step:
                 f"not a function: {repr(fn)[:80]} ({type(fn).__name__})", remedy="pass the step, then its arguments"
             )
         name = getattr(fn, "__name__", type(fn).__name__)
-        staged = hasattr(fn, "trace") and hasattr(fn, "lower")
+        _check_keywords(fn, kwargs, name)
+        staged = isinstance(fn, _STAGED)
+        if not staged and hasattr(fn, "trace") and hasattr(fn, "lower"):
+            raise _jitted_elsewhere(name)
         if staged and donate is None and static is None:
             return cls(fn, args, kwargs, name)
         if not staged and any(holds_cells(value) for value in (*args, *kwargs.values())):
@@ -128,6 +132,37 @@ def parameter_names(fn: Any, count: int) -> list[str]:
         elif parameter.kind is not parameter.KEYWORD_ONLY and parameter.kind is not parameter.VAR_KEYWORD:
             names.append(parameter.name)
     return [*names, *(f"args[{at}]" for at in range(len(names), count))][:count]
+
+
+_STAGED = (type(jax.jit(lambda: None)), JitWrapped, BoundJit)
+
+
+def _jitted_elsewhere(name: str) -> ProofError:
+    """Its donations and shardings are nowhere to be read, and would be lost."""
+    return ProofError(
+        f"{name} is jitted by another library (nnx.jit, brainstate's jit), which does not say what it donates",
+        remedy=f"prove the function itself, sx.prove({name}.__wrapped__, …, donate=…), or jit it with sx.jit",
+    )
+
+
+_OWN = ("mesh", "target", "layout", "in_specs", "out_specs", "donate", "static", "replicated_over")
+
+
+def _check_keywords(fn: Any, kwargs: Mapping[str, Any], name: str) -> None:
+    """A mistyped option of `prove` would be handed on to the function."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    strange = [
+        Offence(key, f"is no parameter{did_you_mean(key, [*parameters, *_OWN])}")
+        for key in kwargs
+        if key not in parameters
+    ]
+    if strange:
+        raise ProofError(f"{name} does not take these keyword arguments", strange)
 
 
 def _placed(

@@ -18,7 +18,9 @@ from shardax.tables import Table, show_bytes
 PLATFORMS = ("cpu", "tpu", "gpu")
 MAX_CPU_DEVICES = 2048  # above: "Multiprocess computations aren't implemented on the CPU backend"
 MAX_SLICES = 64
+MAX_GPUS = 4096
 CORES_ARE_COUNTED = ("v4", "v5p")  # Cloud's "v5p-8" is four chips, "v5e-8" is eight
+_CLOUD_NAME = re.compile(r"(v\d+\w*|tpu7x)-(\d+)")
 FORMS = {
     "cpu": '"cpu:8" (up to 2048 simulated devices)',
     "tpu": '"tpu:v5p:4x4x4", "tpu:v5e:16x16*4" (four slices)',
@@ -54,6 +56,8 @@ class Target:
             raise TargetError(f"not a target: {target!r} ({type(target).__name__})", remedy=_forms(PLATFORMS))
         kind, _, rest = target.strip().lower().partition(":")
         readers = {"cpu": _read_cpu, "tpu": _read_tpu, "gpu": _read_gpu, "cuda": _read_gpu}
+        if kind not in readers and _CLOUD_NAME.fullmatch(kind):
+            _read_tpu(target, kind)
         if kind not in readers:
             problem = f"is not one of {', '.join(PLATFORMS)}{_whose_chip(kind, rest) or did_you_mean(kind, PLATFORMS)}"
             raise TargetError(f"unknown target {target!r}", [Offence(kind, problem)], _forms(PLATFORMS))
@@ -165,14 +169,14 @@ def _refuse(text: str, where: str, problem: str, platform: str) -> NoReturn:
 
 
 def _read_cpu(text: str, rest: str) -> Target:
-    if not rest.isdigit() or not 1 <= int(rest) <= MAX_CPU_DEVICES:
+    if not rest.isdecimal() or not 1 <= int(rest) <= MAX_CPU_DEVICES:
         _refuse(text, rest or "(nothing)", f"the CPU tier takes 1 to {MAX_CPU_DEVICES} devices", "cpu")
     return Target("cpu", "", (int(rest),))
 
 
 def _read_tpu(text: str, rest: str) -> Target:
     name, _, arrangement = rest.partition(":")
-    glued = re.fullmatch(r"(v\d+\w*|tpu7x)-(\d+)", name)
+    glued = _CLOUD_NAME.fullmatch(name)
     if glued:  # how many chips it says depends on the generation, their arrangement it does not: ask for the topology
         found = chip(glued[1], "tpu")
         chips_asked = max(int(glued[2]) // (2 if found.name in CORES_ARE_COUNTED else 1), 1)
@@ -201,7 +205,7 @@ def _read_gpu(text: str, rest: str) -> Target:
     name, _, arrangement = rest.partition(":")
     name = "local" if name == "local" else chip(name, "gpu").name
     sides = arrangement.split("x")
-    if not all(side.isdigit() and int(side) for side in sides) or len(sides) > 2:
+    if not all(side.isdecimal() and int(side) for side in sides) or len(sides) > 2:
         _refuse(text, arrangement or "(nothing)", "is neither a number of GPUs nor hosts × GPUs", "gpu")
     most = 8 if name == "local" else chip(name).facts["slices"]["per_host"]
     shape = (1, int(sides[0])) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
@@ -210,8 +214,8 @@ def _read_gpu(text: str, rest: str) -> Target:
     if shape[1] > most:
         near = f"{max(1, round(math.prod(shape) / most))}x{most}"
         _refuse(text, arrangement, f'a host has up to {most} GPUs; nearest: "gpu:{name}:{near}"', "gpu")
-    if math.prod(shape) > 4096:
-        _refuse(text, arrangement, "up to 4,096 GPUs were tried", "gpu")
+    if math.prod(shape) > MAX_GPUS:
+        _refuse(text, arrangement, f"up to {MAX_GPUS:,} GPUs were tried", "gpu")
     return Target("gpu", name, shape)
 
 
@@ -272,7 +276,7 @@ def targets_of_size(platform: str, chip_name: str, devices: int) -> list[str]:
     if platform == "cpu":
         return [f"cpu:{devices}"] if devices <= MAX_CPU_DEVICES else []
     if platform == "gpu":
-        return [f"gpu:{chip_name}:{devices}"] if devices <= 8 or devices % 8 == 0 else []
+        return [f"gpu:{chip_name}:{devices}"] if devices <= 8 or (devices % 8 == 0 and devices <= MAX_GPUS) else []
     found = chip(chip_name)
     shapes = [shape for shape in tpu_shapes(chip_name) if math.prod(shape) * found.devices_per_chip == devices]
     return [f"tpu:{chip_name}:{'x'.join(map(str, shape))}" for shape in shapes]

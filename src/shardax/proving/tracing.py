@@ -17,6 +17,7 @@ from shardax._compat import argument_shardings, traced_shardings
 from shardax.errors import Offence, ProofError, ShardaxError
 from shardax.names.spec import axes_in, axes_of
 from shardax.proving.placing import OPEN, Spec, given_specs, specs_by_path
+from shardax.proving.sources import Source, is_prover, own_frames
 from shardax.proving.step import Step, is_array
 
 
@@ -51,7 +52,19 @@ _CONCRETE = (
     jax.errors.TracerIntegerConversionError,
 )
 BOUND = "should match the mesh passed to shard_map"  # jax's words
-UNBOUND = "leave mesh= out of shard_map: it then takes the mesh in force"
+_REMEDIES = {
+    BOUND: "leave mesh= out of shard_map: it then takes the mesh in force",
+    "require devices to be present": "a callback into Python needs devices: leave it out of what is proved",
+}
+
+
+def _line_of(error: Exception) -> str:
+    """ "step.py:12 (loss)": the innermost line of the step itself, else of a library that it calls."""
+    frames = [Source(each.filename, each.lineno or 0, each.name) for each in traceback.extract_tb(error.__traceback__)]
+    frames = [each for each in reversed(frames) if "<" not in each.file]
+    libraries = (each for each in frames if "/jax/" not in each.file and not is_prover(each.file))
+    shown = next(iter(own_frames(frames)), None) or next((s for s in libraries if "contextlib" not in s.file), None)
+    return f"{shown.file.rsplit('/', 1)[-1]}:{shown.line} ({shown.function})" if shown else ""
 
 
 @contextmanager
@@ -62,20 +75,10 @@ def own_words(name: str) -> Generator[None]:
     except ShardaxError:
         raise
     except Exception as error:
-        line = next(
-            (
-                f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} ({frame.name})"
-                for frame in reversed(traceback.extract_tb(error.__traceback__))
-                if "/jax/" not in frame.filename
-                and "/shardax/proving/" not in frame.filename
-                and "contextlib" not in frame.filename
-                and "<" not in frame.filename
-            ),
-            name,
-        )
+        line = _line_of(error) or name
         text = " ".join(str(error).split("\n\n")[0].split())
         concrete = isinstance(error, _CONCRETE) or "sequences of concrete values" in text
-        remedy = CONCRETE if concrete else UNBOUND if BOUND in text else ""
+        remedy = CONCRETE if concrete else next((words for sign, words in _REMEDIES.items() if sign in text), "")
         raise ProofError(
             f"{name} {'needs concrete values' if concrete else 'does not trace'}",
             [Offence(line, f"{type(error).__name__}: {text[:600]}")],

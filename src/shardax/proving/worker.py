@@ -30,11 +30,12 @@ QUIET_TPU = {
     "TPU_STDERR_LOG_LEVEL": "1",  # warnings are wanted: they name full rematerializations
     "TPU_MIN_LOG_LEVEL": "1",
 }
+_NOT_PASSED_ON = ("JAX_COMPILATION_CACHE_DIR", "JAX_NUM_CPU_DEVICES")  # the latter wins over the count in XLA_FLAGS
 
 
 def environment(platform: str, devices: int = 0) -> dict[str, str]:
     """The environment of a compiler process; the user's own XLA flags stay, device counts and dumps do not."""
-    kept = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
     dropped = ("--xla_force_host_platform_device_count", "--xla_dump")
     flags = [flag for flag in kept.pop("XLA_FLAGS", "").split() if not flag.startswith(dropped)]
     if platform == "cpu":
