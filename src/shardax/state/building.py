@@ -132,6 +132,10 @@ def _buffers(tree: Any) -> list[Any]:
     return [(aval.shape, aval.dtype) for aval in map(jax.typeof, jax.tree.leaves(tree))]
 
 
+def _is_gone(array: Any) -> bool:
+    return isinstance(array, Tracer) or array.is_deleted()
+
+
 def _shown(buffers: list[Any]) -> str:
     return ", ".join(f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in buffers)
 
@@ -190,7 +194,7 @@ class Keeper:
         before = self.compilations()
         outcome = self.jitted(donated, kept, plain, named)
         if self.compilations() != before:
-            return outcome[0], self._keep(self._shardings((donated, kept)), outcome[1])
+            return outcome[0], self._look((donated, kept), outcome[1])
         return outcome
 
     def _call_with_care(self, operands: Any) -> tuple[Any, Result]:
@@ -202,7 +206,7 @@ class Keeper:
         before = compilations()
         out, result = jitted(*operands)
         if compilations() != before:
-            result = self._keep(self._shardings(operands), result)
+            result = self._look(operands, result)
         return out, with_moved(result, moved) if moved else result
 
     def _variant(self, operands: Any) -> Any:
@@ -250,8 +254,21 @@ class Keeper:
             inputs[self.where[place]] = array
         return (type(donated)(inputs[: len(donated)]), type(kept)(inputs[len(donated) :]), *operands[2:]), new
 
+    def _look(self, operands: Any, result: Result) -> Result:
+        """After a compilation: what became of the arguments, and of what was to come back?"""
+        donated = [(self.lifted.order[number], value) for number, value in enumerate(operands[0])]
+        kept = [
+            f"{self.lifted.input_names()[place]} ({_shown(_buffers(value))})"
+            for place, value in donated
+            if any(isinstance(leaf, jax.Array) and not _is_gone(leaf) for leaf in jax.tree.leaves(value))
+        ]
+        if kept:
+            reason = "no result is of their shape and type"
+            warnings.warn(f"{len(kept)} cells were donated in vain, {reason}: {', '.join(kept)}", stacklevel=2)
+        return self._keep(self._shardings(operands), result)
+
     def _keep(self, inputs: dict[int, Any], result: Result) -> Result:
-        """After a compilation: hold what came back elsewhere to where it came from."""
+        """Hold what came back elsewhere to where it came from."""
         values = list(result.values)
         strayed: dict[int, Any] = {}
         for number, place in enumerate(result.effects.written):

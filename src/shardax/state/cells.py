@@ -10,6 +10,7 @@ from __future__ import annotations
 # pyright: reportPrivateUsage=false
 import threading
 import warnings
+import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from weakref import WeakValueDictionary
 import jax
 from jax.core import Tracer
 
-from shardax._compat import current_trace, is_staged, trace_of, trace_state_clean
+from shardax._compat import current_trace, is_live, is_staged, trace_of, trace_state_clean
 from shardax.errors import ForeignTraceError, LeakedTracerError
 
 
@@ -118,20 +119,19 @@ def scope_of(cells: Sequence[Any] = (), values: Sequence[Any] = ()) -> Generator
 
 
 def _read(cell: State, scope: Scope | None) -> Any:
-    home = cell._home
-    if scope is not None:
-        if home is scope:
-            return cell._value
+    if scope is not None and cell._home is not scope:
         slot = scope.slot(cell)
         slot.read = True
         return slot.value
     value = cell._value
-    if home is not None and isinstance(value, Tracer):
+    if scope is not None and cell._born is None:
+        return value
+    if isinstance(value, Tracer) and not is_live(value):
         raise LeakedTracerError(
             f"{cell!r} holds a tracer of a trace that is over",
             remedy="return the State from the traced function instead of storing it outside",
         )
-    if not trace_state_clean() and is_staged(current_trace()):
+    if cell._born is None and not trace_state_clean() and is_staged(current_trace()):
         warn_of_constant(cell, repr(cell))
     return value
 
@@ -148,9 +148,19 @@ def warn_of_constant(cell: Any, described: str) -> None:
     )
 
 
+def _birthplace(scope: Scope | None) -> weakref.ref[Any] | None:
+    """The trace of a foreign transformation, if one is open here: in it, and only in it, a new cell may be written."""
+    if trace_state_clean():
+        return None
+    trace = current_trace()
+    return None if scope is not None and trace is scope.trace else weakref.ref(trace)
+
+
 def _write(cell: State, value: Any, scope: Scope | None) -> None:
-    _refuse_foreign_write(cell, value, scope)
-    if scope is None or cell._home is scope:
+    here = scope is None or cell._home is scope
+    if not (here and cell._born is not None and cell._born() is current_trace()):
+        _refuse_foreign_write(cell, value, scope)
+    if here:
         _set_value(cell, value)
         return
     slot = scope.slot(cell)
@@ -161,10 +171,7 @@ def _refuse_foreign_write(cell: State, value: Any, scope: Scope | None) -> None:
     trace = current_trace()
     home = scope.trace if scope is not None else None
     if scope is None and trace_state_clean():
-        if isinstance(value, Tracer):
-            raise LeakedTracerError(
-                f"{type(cell).__name__} was given a tracer outside every trace", remedy="store arrays, not tracers"
-            )
+        _refuse_tracer(cell, value)
         return
     if trace is home:
         return
@@ -174,6 +181,13 @@ def _refuse_foreign_write(cell: State, value: Any, scope: Scope | None) -> None:
             f"{type(cell).__name__} is written under a jax transformation that does not know it "
             f"({type(trace).__name__}): the write would be lost or leave a tracer behind",
             remedy="use shardax.jit, not jax.jit; inside scan, cond, grad or vmap, return the value and write it after",
+        )
+
+
+def _refuse_tracer(cell: State, value: Any) -> None:
+    if isinstance(value, Tracer):
+        raise LeakedTracerError(
+            f"{type(cell).__name__} was given a tracer outside every trace", remedy="store arrays, not tracers"
         )
 
 
@@ -200,13 +214,19 @@ class State:
     Keyword arguments are metadata: part of the structure (changing them re-traces), never traced themselves.
     """
 
-    __slots__ = ("__weakref__", "_home", "_spec", "_value")
+    __slots__ = ("__weakref__", "_born", "_home", "_spec", "_value")
     __shardax_box__: ClassVar[bool] = True  # to layouts: what I hold is called what I am called
 
     def __init__(self, value: Any, **metadata: Any) -> None:
-        self._spec = CellSpec.of(type(self), metadata)
+        self._settle(CellSpec.of(type(self), metadata), value)
+        if self._home is None and self._born is None:
+            _refuse_tracer(self, value)
+
+    def _settle(self, spec: CellSpec, value: Any) -> None:
+        """Begin to exist, here: in a scope, in a trace of another transformation, or outside both."""
+        self._spec, self._value = spec, value
         self._home = _local.scope
-        self._value = value
+        self._born = _birthplace(self._home)
 
     @property
     def value(self) -> Any:
@@ -233,7 +253,7 @@ class State:
 
     def __setstate__(self, state: tuple[Any, dict[str, Any]]) -> None:
         value, metadata = state
-        self._spec, self._home, self._value = CellSpec.of(type(self), metadata), _local.scope, value
+        self._settle(CellSpec.of(type(self), metadata), value)
 
 
 class RngState(State):
@@ -330,7 +350,7 @@ class OwnCells:
 
     def make(self, spec: CellSpec, value: Any) -> State:
         cell: State = object.__new__(spec.cls)
-        cell._spec, cell._home, cell._value = spec, _local.scope, value
+        cell._settle(spec, value)
         return cell
 
     def respec(self, cell: State, spec: CellSpec) -> None:

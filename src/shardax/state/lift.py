@@ -89,7 +89,7 @@ class Lift:
         donated, kept = lifted.part(values) if lifted.split is not None else ((), values)
         try:
             out, result = call(donated, kept, args if plan.take is None else plan.take(args), kwargs)
-        except (NewlyMet, Misplaced, Recompile, TypeError, ValueError) as error:
+        except (NewlyMet, Misplaced, Recompile, TypeError, ValueError, RuntimeError) as error:
             self._learn(error, plan.split(found, args, kwargs), args, kwargs)
             return self._call(args, kwargs, self.prepare(args, kwargs))
         effects = result.effects
@@ -106,7 +106,7 @@ class Lift:
             try:
                 out, result = self.compiled(gathered)(*gathered.operands())
                 break
-            except (NewlyMet, Misplaced, Recompile, TypeError, ValueError) as error:
+            except (NewlyMet, Misplaced, Recompile, TypeError, ValueError, RuntimeError) as error:
                 self._learn(error, gathered, args, kwargs)
             gathered = self.prepare(args, kwargs)
         return self.finish(gathered, out, result)
@@ -119,7 +119,7 @@ class Lift:
             self.plans.pop(types_of(args, kwargs), None)
         elif isinstance(error, Recompile):
             gathered.lifted.compiled = None
-        elif isinstance(error, ValueError) or not holds_cells((gathered.plain, gathered.named)):
+        elif isinstance(error, (ValueError, RuntimeError)) or not holds_cells((gathered.plain, gathered.named)):
             self._explain(error, gathered)
             raise error
 
@@ -143,7 +143,7 @@ class Lift:
         """Run the compiled function; compile it first where this is its first call."""
         try:
             return self.compiled(gathered)(*gathered.operands())
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             self._explain(error, gathered)
             raise
 
@@ -151,7 +151,7 @@ class Lift:
     def _explain(error: Exception, gathered: Gathered) -> None:
         if isinstance(error, ShardaxError):
             return
-        given = flat_arguments(gathered.lifted, gathered.plain, gathered.named)
+        given = flat_arguments(gathered.lifted, gathered.plain, gathered.named, gathered.given)
         explain(error, zip(gathered.lifted.input_names(), gathered.values, strict=True), given)
 
     def compiled(self, gathered: Gathered) -> Callable[..., Any]:

@@ -285,10 +285,14 @@ class Lifted:
         _hold_all(emission, assignment)
 
 
-def flat_arguments(lifted: Lifted, plain: Sequence[Any], named: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The plain arguments of a call with their names."""
-    names = argument_names(lifted.function, lifted.form.count)
-    return [*zip([names[place] for place in lifted.form.plain], plain, strict=True), *named.items()]
+def flat_arguments(
+    lifted: Lifted, plain: Sequence[Any], named: dict[str, Any], given: tuple[Any, Any] | None
+) -> list[tuple[str, Any]]:
+    """The plain arguments of a call, `given` being those to donate, with their names."""
+    names, form = argument_names(lifted.function, lifted.form.count), lifted.form
+    donated, donated_named = given or ((), {})
+    places = [names[place] for place in (*form.plain, *form.donated)]
+    return [*zip(places, (*plain, *donated), strict=True), *named.items(), *donated_named.items()]
 
 
 def _hold_all(emission: Emission, assignment: Assignment) -> None:

@@ -31,14 +31,16 @@ from shardax.state.lifted import Lifted
 from shardax.state.map_specs import MapOptions, Specs, assign
 from shardax.state.mapping import Mapped
 from shardax.state.prefixes import is_mapping_prefix
+from shardax.state.wrapping import Wrapped
 
 
-class ShardMapped:
+class ShardMapped(Wrapped):
     """A function mapped over the shards of its arguments; made by `shard_map`."""
 
+    _options: MapOptions
+
     def __init__(self, function: Callable[..., Any], options: MapOptions) -> None:
-        functools.update_wrapper(self, function)
-        self._function, self._options = function, options
+        super().__init__(function, options)
         self._lifts: dict[frozenset[str], Lift] = {}
 
     @property

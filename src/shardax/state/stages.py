@@ -226,7 +226,7 @@ class Compiled(Stage):
             )
         try:
             out, result = self._call(*gathered.operands())
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             self._explain(error, gathered)
             raise
         return self._lift.finish(gathered, out, result)
@@ -236,7 +236,7 @@ class Compiled(Stage):
     def _explain(self, error: Exception, gathered: Gathered) -> None:
         """Say of the caller's arguments what JAX says of the flat list: of which other types they are, or where."""
         lifted, inner = self._lifted, self._inner
-        given = flat_arguments(lifted, gathered.plain, gathered.named)
+        given = flat_arguments(lifted, gathered.plain, gathered.named, gathered.given)
         explain(error, zip(lifted.input_names(), gathered.values, strict=True), given)
         want, where = _named(lifted, *inner.in_avals[0]), _named(lifted, *inner.input_shardings[0])
         have = _named(lifted, *gathered.operands())
