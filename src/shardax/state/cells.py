@@ -99,6 +99,26 @@ _open: list[None] = []  # one entry per open scope of any thread: a read outside
 _warned: set[int] = set()
 
 
+class Busy(Exception):
+    """Raised out of a trace that has to wait for one of another thread, with nothing of JAX's in its hands."""
+
+
+in_place = threading.RLock()
+"""Held while closed-over cells hold traced values themselves (frameworks'; our own stay as they are): who reads or
+writes such cells outside a trace waits for the real ones."""
+
+
+@contextmanager
+def undisturbed() -> Generator[None]:
+    """While it is open, no other thread's trace is in force in the cells; inside a trace nothing is waited for."""
+    if not in_place.acquire(blocking=_local.scope is None):
+        raise Busy
+    try:
+        yield
+    finally:
+        in_place.release()
+
+
 def innermost_scope() -> Scope | None:
     """The scope that is open in this thread, if any."""
     return _local.scope

@@ -112,7 +112,7 @@ def _placed(ref: Ref, own: bool, count: int) -> Ref:
     tag, number = ref
     if tag == "n":
         return ("n", number + count if own else number)
-    if tag == "e":
+    if tag == "e" and number < count:
         return ("n", number)
     return ref if own and tag in "bv" else ("s", None)
 

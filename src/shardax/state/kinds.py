@@ -55,6 +55,7 @@ class Kind:
     sequence = False
     ignored: frozenset[str] = frozenset()  # keys of `mapping` that are no children
     guarded: tuple[str, ...] = ()  # those of them on which the structure depends: compared in the steady state
+    whole = False  # where a function closes over such a node: is each attribute structure, as it is in an argument?
 
     def open(self, node: Any, mode: Mode) -> Opened:
         raise NotImplementedError
@@ -70,6 +71,12 @@ class Kind:
     def make(self, cls: type, keys: tuple[Any, ...], values: Sequence[Any], extra: Any) -> Any:
         """The node with its children (immutable kinds)."""
         raise NotImplementedError
+
+    def enter(self, node: Any) -> Any:
+        """Make a closed-over node belong to the trace that begins; returns a token for `leave`."""
+
+    def leave(self, node: Any, token: Any) -> None:
+        """Undo `enter`."""
 
     def step(self, key: Any) -> str:
         """How a child is written in a path."""

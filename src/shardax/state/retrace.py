@@ -10,6 +10,7 @@ import jax
 
 from shardax.errors import MeshConflictError
 from shardax.names.mesh import current_mesh
+from shardax.state.environment import names_of
 from shardax.state.forms import argument_names
 from shardax.state.graph import Graph, Ref
 from shardax.state.lift import Lift
@@ -68,6 +69,7 @@ class Retraces:
         lines = _diff(self._static(old.lifted), self._static(new.lifted))
         if old.lifted is not new.lifted:
             lines += _diff(self._structure(old.lifted), self._structure(new.lifted))
+            lines += _diff(self._surroundings(old.lifted), self._surroundings(new.lifted))
             if set(old.lifted.environment.identities) != set(new.lifted.environment.identities):
                 lines.append("the cells that the function closes over")
         lines += _diff(self._types(old), self._types(new))
@@ -80,6 +82,14 @@ class Retraces:
 
     def _structure(self, lifted: Lifted) -> dict[str, str]:
         return describe(lifted.graph, self.lift.root_names(lifted.form))
+
+    def _surroundings(self, lifted: Lifted) -> dict[str, str]:
+        names = names_of(self.lift.function, [surrounding.node for surrounding in lifted.surroundings])
+        return {
+            f"closed-over {name}{step}": text
+            for name, surrounding in zip(names, lifted.surroundings, strict=True)
+            for step, text in surrounding.statics()
+        }
 
     def _types(self, traced: Traced) -> dict[str, str]:
         lifted = traced.lifted

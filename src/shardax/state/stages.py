@@ -8,12 +8,13 @@ from typing import Any
 import jax
 
 from shardax.errors import CompiledCallError, Offence
+from shardax.state.cells import Busy
 from shardax.state.effects import Result, carry_out
 from shardax.state.faults import explain, is_array
 from shardax.state.forms import argument_names
 from shardax.state.graph import Builder, paths_of
 from shardax.state.kinds import role_of
-from shardax.state.lift import Gathered, Lift
+from shardax.state.lift import Gathered, Lift, wait
 from shardax.state.lifted import Lifted, NewlyMet, Recompile, flat_arguments
 
 
@@ -26,6 +27,8 @@ def stage(lift: Lift, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
             return getattr(compiled, "jitted", compiled).trace(*gathered.operands()), gathered
         except NewlyMet as met:
             lift.meet(met.cells)
+        except Busy:
+            wait()
         except Recompile:
             gathered.lifted.compiled = None
 
@@ -50,7 +53,19 @@ def _arranged(lifted: Lifted, out: Any, result: Result, inputs: Sequence[Any]) -
     places |= {number: len(lifted.own) + place for number, place in lifted.pinned.items()}
     leaves = inputs[lifted.cells :]
     builder = Builder(lifted.graph.records, lambda ref: leaves[ref[1]] if ref[0] == "l" else cells[places[ref[1]]])
-    return carry_out(recipe, result.values[len(written) :], cells, builder.node, leaves)
+    nodes = lifted.nodes(builder.node, _copies(lifted, cells))
+    return carry_out(recipe, result.values[len(written) :], cells, nodes, leaves)
+
+
+def _copies(lifted: Lifted, cells: Sequence[Any]) -> list[Any]:
+    """The nodes that are closed over, holding other cells."""
+    closed = lifted.surroundings
+    copies = {id(one.node): one.kind.create(type(one.node), one.opened.extra) for one in closed}
+    held = dict(zip(map(id, lifted.environment.cells), cells[len(lifted.own) :], strict=True))
+    for one, copy in zip(closed, copies.values(), strict=True):
+        values = [copies.get(id(value), held.get(id(value), value)) for value in one.opened.values]
+        one.kind.fill(copy, one.opened.keys, values, one.opened.extra)
+    return list(copies.values())
 
 
 def _shape(value: Any) -> Any:
