@@ -7,7 +7,7 @@ per call tells the caller what to do, and it stays right when JAX re-traces by i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -129,9 +129,14 @@ class Emission:
     """Writes the recipe while the trace is still open."""
 
     def __init__(
-        self, cells: dict[int, int], nodes: dict[int, int], leaves: dict[int, int], boxes: frozenset[int]
+        self,
+        cells: dict[int, int],
+        nodes: dict[int, int],
+        leaves: dict[int, int],
+        boxes: frozenset[int],
+        outside: Container[Any],
     ) -> None:
-        self.cells, self.nodes, self.leaves, self.boxes = cells, nodes, leaves, boxes
+        self.cells, self.nodes, self.leaves, self.boxes, self.outside = cells, nodes, leaves, boxes, outside
         self.recipe = Recipe()
         self.values: list[Any] = []
         self.born: list[Any] = []  # the cells that `recipe.born` describes
@@ -148,8 +153,8 @@ class Emission:
         role = role_in(value, mode)
         if role is ARRAY:
             return self._array(value, alias)
-        if role is STATIC or (role is OBJECT and not (holds_cells(value) or holds_tracers(value))):
-            return ("s", Frozen(value))  # a plain object without state that comes from outside stays itself
+        if role is STATIC or (role is OBJECT and self._stays(value)):
+            return ("s", Frozen(value))
         if identity in self._seen:
             return self._seen[identity]
         self._alive.append(value)
@@ -159,6 +164,10 @@ class Emission:
         self.born.append(value)
         self.recipe.born.append((role, role.spec(value), self._value(role.get(value))))
         return ref
+
+    def _stays(self, value: Any) -> bool:
+        """Does a plain object stay itself? One that was made inside is made again by every call."""
+        return not (holds_cells(value) or holds_tracers(value)) and value in self.outside
 
     def _array(self, value: Any, alias: bool) -> Ref:
         number = self.leaves.get(id(value))

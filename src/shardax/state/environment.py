@@ -259,6 +259,21 @@ def closed_over(function: Callable[..., Any]) -> tuple[list[Any], Watch]:
     return list(search.cells.values()), search.watch
 
 
+class Outside:
+    """What a function and some values refer to: what is not here, and no argument, was made by the call."""
+
+    def __init__(self, *roots: Any) -> None:
+        self.roots = roots
+        self.search: _Search | None = None
+
+    def __contains__(self, value: Any) -> bool:
+        if self.search is None:  # few calls make plain objects
+            self.search = _Search()
+            for root in self.roots:
+                self.search.visit(root)
+        return id(value) in self.search.known
+
+
 def names_of(function: Callable[..., Any], cells: Sequence[Any]) -> list[str]:
     """What closed-over cells and nodes are called: by the variables through which the function reaches them.
 

@@ -18,7 +18,7 @@ from shardax._compat import is_live
 from shardax.arrays.constrain import constrain
 from shardax.state.cells import OWN, Busy, Family, Scope, in_place, scope_of
 from shardax.state.effects import Effects, Emission, Recipe, Result, after, is_ref
-from shardax.state.environment import Surrounding, entered, names_of
+from shardax.state.environment import Outside, Surrounding, entered, names_of
 from shardax.state.faults import refuse_leaked, refuse_non_arrays
 from shardax.state.forms import Form, argument_names, root_names
 from shardax.state.graph import Builder, Graph, Ref, paths_of
@@ -264,7 +264,9 @@ class Lifted:
         kept = {id(leaf): n for n, leaf in enumerate(leaves) if is_ref(leaf) or (len(self.own) + n) not in self.donate}
         refs = [leaf for leaf in jax.tree.leaves(given) if is_ref(leaf)]
         kept.update({id(leaf): len(leaves) + place for place, leaf in enumerate(refs)})
-        emission = Emission(cells, {id(node): number for number, node in mutable.items()}, kept, self.graph.boxes)
+        static = [value.value for _, value in (*self.form.static, *self.form.static_names)]
+        numbers = {id(node): number for number, node in mutable.items()}
+        emission = Emission(cells, numbers, kept, self.graph.boxes, Outside(self.function, *static))
         if self.updates:
             emission.changes(mutable, contents, records)
             self._warn_of_arrays(emission.recipe)
