@@ -205,7 +205,13 @@ def doubled(x):
 
 @pytest.mark.parametrize(
     "transform",
-    [jax.jit, sx.jit, jax.checkpoint, lambda f: lambda x: jax.value_and_grad(f)(x)[0], lambda f: lambda x: sx.jit(f)(x)],
+    [
+        jax.jit,
+        sx.jit,
+        jax.checkpoint,
+        lambda f: lambda x: jax.value_and_grad(f)(x)[0],
+        lambda f: jax.jit(sx.jit(f)),
+    ],
 )
 def test_a_cell_born_under_a_transformation_may_be_written_there(transform):
     with warnings.catch_warnings(), jax.checking_leaks():
@@ -248,6 +254,6 @@ def test_a_cell_that_outlived_its_trace_says_so():
 
 def test_a_cell_is_not_made_of_a_tracer_outside_every_trace():
     leaked = []
-    jax.jit(lambda x: leaked.append(x))(1.0)
+    jax.jit(leaked.append)(1.0)
     with pytest.raises(sx.LeakedTracerError, match="State was given a tracer outside every trace"):
         sx.State(leaked[0])

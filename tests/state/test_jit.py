@@ -722,8 +722,10 @@ def test_arrays_that_were_donated_before_are_named():
     given, other = sx.State(jnp.ones(8)), sx.State(jnp.zeros(8))
     other.value = given.value
     sx.jit(lambda: setattr(given, "value", given.value + 1), donate="state")()
-    for read in (lambda: sx.jit(lambda: other.value + 1)(), lambda: sx.jit(lambda other: other.value + 1)(other)):
-        with pytest.raises(sx.DonationError, match=r"(?s)other: was donated to an earlier call \[shape \(8,\)\].*jnp\.copy"):
+    for read in (sx.jit(lambda: other.value + 1), lambda: sx.jit(lambda other: other.value + 1)(other)):
+        with pytest.raises(
+            sx.DonationError, match=r"(?s)other: was donated to an earlier call \[shape \(8,\)\].*jnp\.copy"
+        ):
             read()
     x = jnp.ones(8)
     call = sx.jit(lambda x: x * 2, donate_argnames="x")
@@ -759,6 +761,29 @@ def test_a_donated_argument_whose_buffer_no_result_takes_is_named():
     with pytest.warns(UserWarning, match=r"1 cells were donated in vain.*cells\['w'\] \(float32\[4,4\]\)"):
         narrow(cells)
     assert cells["w"].value.dtype == jnp.bfloat16
+
+
+def test_shardings_that_cannot_be_meant_are_named():
+    x, whole = jnp.arange(8.0), NamedSharding(MESH, P())
+    with pytest.raises(sx.StateShardingError, match=r"in_shardings\[1\]: 'a' \(str\) is no sharding"):
+        sx.jit(lambda x, y: x, in_shardings=(whole, "a"))
+    with pytest.raises(sx.StateShardingError, match=r"out_shardings: 3 \(int\) is no sharding"):
+        sx.jit(lambda x: x, out_shardings=3)
+    with pytest.raises(sx.StateShardingError, match=r"(?s)in_shardings do not match.*y: PyTreeDef\(\*\) is given"):
+        sx.jit(lambda x, y: x, in_shardings=(whole, {"a": whole}))(x, x)
+    with pytest.raises(sx.StateShardingError, match="(?s)out_shardings do not match the result.*out_shardings\n"):
+        sx.jit(lambda x: x, out_shardings=(whole, whole))(x)
+    with pytest.raises(sx.ArgumentError, match=r"x: 'text' \(str\) is no array"):
+        sx.jit(lambda x: x).lower("text")
+
+
+def test_cells_that_in_shardings_do_not_cut_are_named():
+    cells = {"w": sx.State(jnp.ones((7, 2))), "b": sx.State(jnp.ones(8))}
+    step = sx.jit(lambda cells: cells["b"].value, in_shardings=(NamedSharding(MESH, P("a")),))
+    with pytest.raises(
+        sx.SpecError, match=r"(?s)do not cut these cells evenly.*cells\['w'\]: dim 0: 7 does not divide"
+    ):
+        step(cells)
 
 
 # ---- copies of wrapped functions ------------------------------------------------------------------------------------
@@ -818,7 +843,7 @@ def test_a_jitted_method_is_known_by_what_it_wraps():
     assert str(inspect.signature(counter.add)) == "(x)"
     assert (counter.add.__name__, counter.add.__doc__) == ("add", "Add.")
     assert repr(counter.add) == "<shardax.jit(Counter.add) of Counter>"
-    assert float(sx.jit(lambda x: counter.add(x))(2.0)) == 2
+    assert float(sx.jit(lambda x: counter.add(2 * x))(1.0)) == 2
     with pytest.raises(AttributeError, match="lowr"):
         counter.add.lowr
 
@@ -840,13 +865,12 @@ def test_a_plain_object_made_inside_is_made_by_every_call():
     @sx.jit
     def attach(root):
         root.made, root.shared = Plain(), SHARED
-        return root.cell.value, root.made
+        return root.cell.value
 
     roots = [Plain(), Plain()]
     for root in roots:
         root.cell = sx.State(jnp.ones(()))
-        _, made = attach(root)
-        assert made is root.made
+        attach(root)
         assert root.shared is SHARED
     assert roots[0].made is not roots[1].made
     roots[0].made.next = "changed"

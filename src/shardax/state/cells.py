@@ -177,13 +177,13 @@ def _birthplace(scope: Scope | None) -> weakref.ref[Any] | None:
 
 
 def _write(cell: State, value: Any, scope: Scope | None) -> None:
-    here = scope is None or cell._home is scope
-    if not (here and cell._born is not None and cell._born() is current_trace()):
+    elsewhere = scope if scope is not None and cell._home is not scope else None
+    if elsewhere is not None or cell._born is None or cell._born() is not current_trace():
         _refuse_foreign_write(cell, value, scope)
-    if here:
+    if elsewhere is None:
         _set_value(cell, value)
         return
-    slot = scope.slot(cell)
+    slot = elsewhere.slot(cell)
     slot.value, slot.written = value, True
 
 

@@ -102,12 +102,9 @@ class Watch:
                         return False
                 elif len(sequence) != len(values) or not all(map(is_, sequence, values)):
                     return False
-            for group in self.groups:
-                if not group.holds():
-                    return False
+            return all(map(_Group.holds, self.groups))
         except (KeyError, ValueError, AttributeError):  # a name deleted, a closure emptied
             return False
-        return True
 
 
 class _Group:

@@ -5,6 +5,7 @@ Nothing is asked before a call: JAX refuses bad values itself, before anything r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from shardax.errors import (
     ForeignTraceError,
     NonArrayStateError,
     Offence,
+    StateShardingError,
 )
 
 Named = Iterable[tuple[str, Any]]
@@ -29,6 +31,9 @@ def explain(error: Exception, inputs: Named, given: Named) -> None:
     inputs, given, text = list(inputs), list(given), str(error)
     refuse_non_arrays(inputs, error)
     _refuse_odd_arguments(given, error)
+    if "pjit out_shardings" in text:
+        what = re.sub(r"pjit (out_shardings)\[0\]", r"\1", text)
+        raise StateShardingError(f"out_shardings do not match the result: {what}") from error
     if "incompatible devices" in text:
         _refuse_scattered([*inputs, *given], error)
     if "deleted" in text or "donate" in text:

@@ -16,7 +16,7 @@ from shardax.state.forms import chosen
 from shardax.state.kinds import Kind, called, role_of
 from shardax.state.lift import Gathered, Lift, Options
 from shardax.state.lifted import Lifted
-from shardax.state.prefixes import has_graph_node, refuse_odd_entries
+from shardax.state.prefixes import has_graph_node, odd_leaves, refuse_odd_entries
 from shardax.state.retrace import Retraces
 from shardax.state.stages import Lowered, Traced, out_info, stage
 from shardax.state.wrapping import Wrapped
@@ -210,6 +210,10 @@ def _check(options: JitOptions) -> None:
                 remedy="a StateSharding says which cell gets which sharding",
             )
         refuse_odd_entries(prefix, argument)
+        odd = odd_leaves(prefix, argument, "sharding")
+        if odd:
+            remedy = "NamedSharding(mesh, spec), or a PartitionSpec on the mesh in force"
+            raise StateShardingError(f"{argument} takes shardings and trees of them", odd, remedy)
     if options.abstracted_axes is not None:
         raise ArgumentError(
             f"abstracted_axes is not available in jax {jax.__version__}",

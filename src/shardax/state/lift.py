@@ -130,7 +130,7 @@ class Lift:
         elif isinstance(error, Recompile):
             gathered.lifted.compiled = None
         elif isinstance(error, (ValueError, RuntimeError)) or not holds_cells((gathered.plain, gathered.named)):
-            self._explain(error, gathered)
+            self.explain(error, gathered)
             raise error
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gathered | None:
@@ -154,11 +154,12 @@ class Lift:
         try:
             return self.compiled(gathered)(*gathered.operands())
         except (TypeError, ValueError, RuntimeError) as error:
-            self._explain(error, gathered)
+            self.explain(error, gathered)
             raise
 
     @staticmethod
-    def _explain(error: Exception, gathered: Gathered) -> None:
+    def explain(error: Exception, gathered: Gathered) -> None:
+        """Raise a better error if what went into a call explains this one."""
         if isinstance(error, ShardaxError):
             return
         given = flat_arguments(gathered.lifted, gathered.plain, gathered.named, gathered.given)

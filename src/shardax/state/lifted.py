@@ -198,7 +198,9 @@ class Lifted:
         """While it is open, the closed-over cells hold `closed`; what they held last comes into `lasts`."""
         tokens: list[tuple[Family, Any]] = []
         failure = None
-        exclusive = bool(discoverers or self.surroundings) or any(family is not OWN for family, _ in self.environment.families)
+        exclusive = bool(discoverers or self.surroundings) or any(
+            family is not OWN for family, _ in self.environment.families
+        )
         if exclusive and not in_place.acquire(blocking=False):
             raise Busy  # to wait here, inside a trace that others may want the result of, could be to wait for ever
         try:

@@ -10,12 +10,13 @@ import jax
 from shardax.errors import CompiledCallError, Offence
 from shardax.state.cells import Busy
 from shardax.state.effects import Result, carry_out
-from shardax.state.faults import explain, is_array
+from shardax.state.faults import explain, is_array, refuse_non_arrays
 from shardax.state.forms import argument_names
 from shardax.state.graph import Builder, paths_of
 from shardax.state.kinds import role_of
 from shardax.state.lift import Gathered, Lift, wait
 from shardax.state.lifted import Lifted, NewlyMet, Recompile, flat_arguments
+from shardax.state.retrace import differences
 
 
 def stage(lift: Lift, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Gathered]:
@@ -31,6 +32,9 @@ def stage(lift: Lift, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
             wait()
         except Recompile:
             gathered.lifted.compiled = None
+        except (TypeError, ValueError, RuntimeError) as error:
+            lift.explain(error, gathered)
+            raise
 
 
 def out_info(traced: Any, gathered: Gathered) -> Any:
@@ -237,6 +241,7 @@ class Compiled(Stage):
         if gathered.lifted is not self._lifted:
             raise CompiledCallError(
                 f"{self!r} was lowered for other arguments",
+                [Offence("", line) for line in self._differences(gathered)],
                 remedy="lower again for these, or call the jitted function, which re-traces where it must",
             )
         try:
@@ -248,11 +253,19 @@ class Compiled(Stage):
 
     call = __call__
 
+    def _differences(self, gathered: Gathered) -> list[str]:
+        old, new = self._lifted, gathered.lifted
+        calls = [(form.count, form.names) for form in (old.form, new.form)]
+        if calls[0] == calls[1]:
+            return differences(old, new)
+        shown = [f"{count} positional arguments, and {', '.join(names) or 'nothing'} by name" for count, names in calls]
+        return [f"{shown[0]} → {shown[1]}"]
+
     def _explain(self, error: Exception, gathered: Gathered) -> None:
         """Say of the caller's arguments what JAX says of the flat list: of which other types they are, or where."""
         lifted, inner = self._lifted, self._inner
-        given = flat_arguments(lifted, gathered.plain, gathered.named, gathered.given)
-        explain(error, zip(lifted.input_names(), gathered.values, strict=True), given)
+        cells = list(zip(lifted.input_names(), gathered.values, strict=True))
+        refuse_non_arrays(cells, error)
         want, where = _named(lifted, *inner.in_avals[0]), _named(lifted, *inner.input_shardings[0])
         have = _named(lifted, *gathered.operands())
         offences = [Offence(name, "was lowered, and is not given") for name in want if name not in have]
@@ -262,6 +275,7 @@ class Compiled(Stage):
         if offences:
             remedy = "lower again for these, or call the jitted function"
             raise CompiledCallError(f"{self!r} was lowered for other arguments", offences, remedy) from error
+        explain(error, cells, flat_arguments(lifted, gathered.plain, gathered.named, gathered.given))
 
     def as_text(self) -> str | None:
         """The optimised program as text."""

@@ -19,8 +19,11 @@ class Wrapped:
     True
     """
 
+    __wrapped__: Callable[..., Any]
+
     def __init__(self, function: Callable[..., Any], options: Any) -> None:
-        functools.update_wrapper(self, function)
+        mine: Any = self
+        functools.update_wrapper(mine, function)
         self._function, self._options = function, options
 
     def __reduce__(self) -> Any:
