@@ -49,6 +49,7 @@ from shardax.errors import CompilerMissingError as CompilerMissingError
 from shardax.errors import CompilerTimeoutError as CompilerTimeoutError
 from shardax.errors import DeviceMismatchError as DeviceMismatchError
 from shardax.errors import DisagreementError as DisagreementError
+from shardax.errors import DonationError as DonationError
 from shardax.errors import FeedError as FeedError
 from shardax.errors import FeedStateError as FeedStateError
 from shardax.errors import ForeignTraceError as ForeignTraceError

@@ -156,6 +156,10 @@ class DeviceMismatchError(StateError):
     """Arguments and state of one call that live on devices that no single program can use."""
 
 
+class DonationError(StateError, RuntimeError):
+    """An array that a call gives away and uses again, or that an earlier call was given."""
+
+
 class ArgumentError(StateError, TypeError):
     """An argument of `jit` or `shard_map`, or of a call, that cannot be honoured."""
 

@@ -190,3 +190,70 @@ def test_cells_seen_by_other_threads_stay_as_they_are_while_a_trace_writes_them(
     done.set()
     worker.join()
     assert seen == [1.0] and float(cell.value) == 2
+
+
+# ---- cells born under transformations of JAX ------------------------------------------------------------------------
+
+
+def doubled(x):
+    """A program with a cell of its own, as a user would write it: written in its trace, read in deeper ones."""
+    cell = sx.State(x)
+    cell.value = cell.value * 2
+    sx.jit(lambda: setattr(cell, "value", cell.value + 1))()
+    return cell.value + jax.vmap(lambda y: 0 * y * cell.value)(jnp.ones(2)).sum()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        jax.jit,
+        sx.jit,
+        jax.checkpoint,
+        lambda f: lambda x: jax.value_and_grad(f)(x)[0],
+        lambda f: jax.jit(sx.jit(f)),
+    ],
+)
+def test_a_cell_born_under_a_transformation_may_be_written_there(transform):
+    with warnings.catch_warnings(), jax.checking_leaks():
+        warnings.simplefilter("error")
+        assert float(transform(doubled)(3.0)) == 7
+
+
+def test_a_cell_born_under_grad_vmap_or_scan_may_be_written_there():
+    assert float(jax.grad(doubled)(3.0)) == 2
+    assert jax.vmap(doubled)(jnp.arange(3.0)).tolist() == [1, 3, 5]
+    scan = sx.jit(lambda xs: jax.lax.scan(lambda carry, x: (carry, doubled(x)), 0, xs)[1])
+    assert scan(jnp.arange(3.0)).tolist() == [1, 3, 5]
+
+
+def test_a_cell_born_under_a_transformation_is_not_written_in_a_deeper_one():
+    def program(x):
+        cell = sx.State(x)
+        jax.vmap(lambda y: setattr(cell, "value", y))(jnp.ones(2))
+
+    with pytest.raises(sx.ForeignTraceError, match="BatchTrace"):
+        jax.jit(program)(1.0)
+
+
+def test_a_cell_that_outlived_its_trace_says_so():
+    kept = []
+    jax.jit(lambda x: kept.append(sx.State(x)))(1.0)
+    for read in (lambda: kept[0].value, lambda: sx.jit(lambda cell: cell.value)(kept[0])):
+        with pytest.raises(sx.LeakedTracerError, match="a trace that is over"):
+            read()
+    kept.clear()
+
+    @sx.jit
+    def leak(xs):
+        jax.lax.scan(lambda carry, x: (kept.append(sx.State(x)), (carry, x))[1], 0.0, xs)
+        return kept[0].value
+
+    with pytest.raises(sx.LeakedTracerError, match="a trace that is over"):
+        leak(jnp.ones(2))
+
+
+def test_a_cell_is_not_made_of_a_tracer_outside_every_trace():
+    leaked = []
+    jax.jit(leaked.append)(1.0)
+    with pytest.raises(sx.LeakedTracerError, match="State was given a tracer outside every trace"):
+        sx.State(leaked[0])

@@ -1,8 +1,11 @@
 """shardax.jit over our own cells and plain containers: every argument it takes, and what is left when it fails."""
 
 import collections
+import copy
 import dataclasses
 import gc
+import inspect
+import pickle
 import threading
 import warnings
 import weakref
@@ -706,21 +709,172 @@ def test_arrays_on_devices_that_do_not_meet_are_named():
     assert tree["a"].value.devices() == {first}
 
 
-def test_plain_objects_made_inside_are_made_at_every_call_and_others_stay_themselves():
-    class Note:
-        def __init__(self):
-            self.text, self.tags = "made", []
+def test_arguments_that_are_no_arrays_are_named():
+    cell = sx.State(jnp.ones(()))
+    for function in (lambda a, b: a, lambda a, b: a + cell.value):
+        with pytest.raises(sx.ArgumentError, match=r"(?s)b\['k'\]: 'text' \(str\) is no array.*static_argnames"):
+            sx.jit(function)(1.0, {"k": "text"})
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'"):
+        sx.jit(lambda a, b: a)(1.0)
 
-    known = Note()
+
+def test_arrays_that_were_donated_before_are_named():
+    given, other = sx.State(jnp.ones(8)), sx.State(jnp.zeros(8))
+    other.value = given.value
+    sx.jit(lambda: setattr(given, "value", given.value + 1), donate="state")()
+    for read in (sx.jit(lambda: other.value + 1), lambda: sx.jit(lambda other: other.value + 1)(other)):
+        with pytest.raises(
+            sx.DonationError, match=r"(?s)other: was donated to an earlier call \[shape \(8,\)\].*jnp\.copy"
+        ):
+            read()
+    x = jnp.ones(8)
+    call = sx.jit(lambda x: x * 2, donate_argnames="x")
+    call(x=x)
+    with pytest.raises(sx.DonationError, match="x: was donated to an earlier call"):
+        call(x=x)
+
+
+def test_an_array_that_is_donated_and_used_is_named_with_both_places():
+    first = sx.State(jnp.ones(8))
+    second = sx.State(first.value)
+
+    @sx.jit(donate="state")
+    def both():
+        first.value, second.value = first.value + 1, second.value + 2
+
+    with pytest.raises(sx.DonationError, match=r"closed-over first and closed-over second: are one array"):
+        both()
+    assert (first.value == 1).all()
+    with pytest.raises(sx.DonationError, match="cell and x: are one array"):
+        sx.jit(lambda cell, x: setattr(cell, "value", cell.value + x), donate_argnums=0)(first, first.value)
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+def test_a_donated_argument_whose_buffer_no_result_takes_is_named():
+    cells = {"w": sx.State(jnp.ones((4, 4))), "b": sx.State(jnp.ones(4))}
+
+    @sx.jit(donate_argnums=0)
+    def narrow(cells):
+        cells["w"].value = cells["w"].value.astype(jnp.bfloat16)
+        cells["b"].value = cells["b"].value + 1
+
+    with pytest.warns(UserWarning, match=r"1 cells were donated in vain.*cells\['w'\] \(float32\[4,4\]\)"):
+        narrow(cells)
+    assert cells["w"].value.dtype == jnp.bfloat16
+
+
+def test_shardings_that_cannot_be_meant_are_named():
+    x, whole = jnp.arange(8.0), NamedSharding(MESH, P())
+    with pytest.raises(sx.StateShardingError, match=r"in_shardings\[1\]: 'a' \(str\) is no sharding"):
+        sx.jit(lambda x, y: x, in_shardings=(whole, "a"))
+    with pytest.raises(sx.StateShardingError, match=r"out_shardings: 3 \(int\) is no sharding"):
+        sx.jit(lambda x: x, out_shardings=3)
+    with pytest.raises(sx.StateShardingError, match=r"(?s)in_shardings do not match.*y: PyTreeDef\(\*\) is given"):
+        sx.jit(lambda x, y: x, in_shardings=(whole, {"a": whole}))(x, x)
+    with pytest.raises(sx.StateShardingError, match="(?s)out_shardings do not match the result.*out_shardings\n"):
+        sx.jit(lambda x: x, out_shardings=(whole, whole))(x)
+    with pytest.raises(sx.ArgumentError, match=r"x: 'text' \(str\) is no array"):
+        sx.jit(lambda x: x).lower("text")
+
+
+def test_cells_that_in_shardings_do_not_cut_are_named():
+    cells = {"w": sx.State(jnp.ones((7, 2))), "b": sx.State(jnp.ones(8))}
+    step = sx.jit(lambda cells: cells["b"].value, in_shardings=(NamedSharding(MESH, P("a")),))
+    with pytest.raises(
+        sx.SpecError, match=r"(?s)do not cut these cells evenly.*cells\['w'\]: dim 0: 7 does not divide"
+    ):
+        step(cells)
+
+
+# ---- copies of wrapped functions ------------------------------------------------------------------------------------
+
+
+@sx.jit
+def named_in_its_module(x):
+    return 2 * x
+
+
+class Counter:
+    """An object with a jitted method, and one made of a method."""
+
+    def __init__(self):
+        self.count = sx.State(jnp.zeros(()))
+        self.again = sx.jit(self.plain)
 
     @sx.jit
-    def attach(holder):
-        holder["cell"].value += 1
-        holder["new"], holder["known"] = Note(), known
+    def add(self, x):
+        """Add."""
+        self.count.value += x
+        return self.count.value
 
-    first, second = ({"cell": sx.State(0), "new": None, "known": None} for _ in range(2))
-    attach(first)
-    first["new"].tags.append("mine")
-    attach(second)
-    assert first["new"] is not second["new"] and second["new"].tags == [] and type(second["new"]) is Note
-    assert first["known"] is known and second["known"] is known
+    def plain(self):
+        self.count.value += 1
+
+
+def test_wrapped_functions_are_copied_and_pickled_as_functions_are():
+    mapped = sx.shard_map(lambda x: x, MESH, P("a"), P("a"))
+    for wrapped in (named_in_its_module, mapped, sx.jit(lambda x: x)):
+        wrapped(jnp.ones(4))  # it holds what was compiled, which cannot be copied
+        assert copy.copy(wrapped) is copy.deepcopy(wrapped) is wrapped
+    assert pickle.loads(pickle.dumps(named_in_its_module)) is named_in_its_module
+
+
+def test_wrapped_closures_travel_with_cloudpickle():
+    cloudpickle = pytest.importorskip("cloudpickle")
+    x, call = jnp.ones(4), sx.jit(lambda y: x + y)
+    call(1.0)
+    assert (cloudpickle.loads(cloudpickle.dumps(call))(1.0) == 2).all()
+
+
+def test_a_copy_of_an_object_has_its_own_jitted_methods():
+    first = Counter()
+    first.bound = first.add
+    first.add(1.0), first.again()
+    second = copy.deepcopy(first)
+    second.add(10.0), second.again(), second.bound(100.0)
+    assert (float(first.count.value), float(second.count.value)) == (2, 113)
+    assert float(pickle.loads(pickle.dumps(first.add))(1.0)) == 3
+    assert first.bound == first.add != second.add
+    assert len({first.bound, first.add}) == 1
+
+
+def test_a_jitted_method_is_known_by_what_it_wraps():
+    counter = Counter()
+    assert str(inspect.signature(counter.add)) == "(x)"
+    assert (counter.add.__name__, counter.add.__doc__) == ("add", "Add.")
+    assert repr(counter.add) == "<shardax.jit(Counter.add) of Counter>"
+    assert float(sx.jit(lambda x: counter.add(2 * x))(1.0)) == 2
+    with pytest.raises(AttributeError, match="lowr"):
+        counter.add.lowr
+
+
+# ---- plain objects --------------------------------------------------------------------------------------------------
+
+
+class Plain:
+    """An object of no framework, without state."""
+
+    def __init__(self):
+        self.next = None
+
+
+SHARED = Plain()
+
+
+def test_a_plain_object_made_inside_is_made_by_every_call():
+    @sx.jit
+    def attach(root):
+        root.made, root.shared = Plain(), SHARED
+        return root.cell.value
+
+    roots = [Plain(), Plain()]
+    for root in roots:
+        root.cell = sx.State(jnp.ones(()))
+        attach(root)
+        assert root.shared is SHARED
+    assert roots[0].made is not roots[1].made
+    roots[0].made.next = "changed"
+    again = Plain()
+    again.cell = sx.State(jnp.ones(()))
+    attach(again)
+    assert again.made.next is None

@@ -195,7 +195,7 @@ def test_what_is_only_read_is_never_returned_or_copied(world, start, reads, writ
 
     def touch(root, reads, write):
         cells = [value for value in walk(world, root) if world.is_cell(value)]
-        total = sum((world.get(cells[n % len(cells)]) for n in reads), jnp.float32(1))
+        total = sum((world.get(cells[n % len(cells)]) for n in reads), jnp.int32(1))
         world.set(cells[write % len(cells)], total + 1)
 
     values = [world.get(cell) for cell in cells]

@@ -600,3 +600,34 @@ def test_types_of_axes_are_left_alone():
     mesh = sx.make_mesh("x=8", axis_types="explicit")
     out = sx.shard_map(lambda x: x, mesh, P("x"), P("x"))(jnp.ones(8))
     assert out.sharding.mesh.axis_types == (AxisType.Explicit,)
+
+
+# ---- specs that cannot be meant -------------------------------------------------------------------------------------
+
+
+def test_specs_that_are_none_are_named():
+    with pytest.raises(sx.ShardMapError, match=r"in_specs\[0\]\['a'\]: 'x' \(str\) is no spec"):
+        sx.shard_map(lambda x: x, MESH, in_specs=({"a": "x"},), out_specs=P("x"))
+    with pytest.raises(sx.ShardMapError, match=r"out_specs: 'x' \(str\) is no spec"):
+        sx.shard_map(lambda x: x, MESH, in_specs=P("x"), out_specs="x")
+
+
+def test_trees_of_other_specs_are_named():
+    x = jnp.arange(8.0)
+    with pytest.raises(
+        sx.ShardMapError, match=r"(?s)do not match the arguments.*tree: PyTreeDef\({'a': \*}\) is given"
+    ):
+        sx.shard_map(lambda tree: tree["a"], MESH, in_specs=({"b": P("x")},), out_specs=P("x"))({"a": x})
+    with pytest.raises(sx.ShardMapError, match=r"(?s)key path\n +shard_map out_specs\nAt"):
+        sx.shard_map(lambda x: x, MESH, in_specs=P("x"), out_specs=(P("x"), P("x")))(x)
+    with pytest.raises(sx.ShardMapError, match=r"out_specs is P\(\) which implies"):
+        sx.shard_map(lambda x: x.sum(), MESH, in_specs=P("x"), out_specs=P())(x)
+
+
+def test_auto_names_axes_of_the_mesh_and_agrees_with_axis_names():
+    with pytest.raises(sx.UnknownAxisError, match="auto: 'modle' is no axis"):
+        sx.shard_map(lambda x: x, GRID, P("data"), P("data"), auto={"modle"})
+    with pytest.raises(sx.ArgumentError, match=r"auto=\['model'\] leaves \['data'\] to map over"):
+        sx.shard_map(lambda x: x, GRID, P("data"), P("data"), auto={"model"}, axis_names={"model"})
+    both = sx.shard_map(lambda x: 2 * x, GRID, P("data"), P("data"), auto={"model"}, axis_names={"data"})
+    assert both(jnp.ones(4)).tolist() == [2] * 4

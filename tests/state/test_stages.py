@@ -104,6 +104,10 @@ def test_a_compiled_call_refuses_another_structure():
         sx.CompiledCallError, match=r"(?s)Compiled\(step\) was lowered for other arguments.*lower again"
     ):
         compiled({"w": tree["w"]}, x, **kwargs)
+    with pytest.raises(sx.CompiledCallError, match=r"tree\['b'\]: .* is gone"):
+        compiled({"w": tree["w"]}, x, **kwargs)
+    with pytest.raises(sx.CompiledCallError, match=r"2 positional arguments, and .* by name → 1 positional arguments"):
+        compiled(tree)
     misfits = [
         ((tree, jnp.ones(4)), r"x: float32\[4\] is given, float32\[3\] was lowered"),
         ((tree, jnp.ones(3, int)), r"x: int32\[3\] is given, float32\[3\] was lowered"),

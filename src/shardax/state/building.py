@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +12,22 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from shardax._compat import compilations_of
+from shardax.errors import StateShardingError
 from shardax.names.mesh import current_mesh
+from shardax.names.spec import fit_cached, mesh_shape, misfit_error
 from shardax.state.effects import Result, with_moved
+from shardax.state.forms import argument_names
 from shardax.state.lift import Gathered, Lift
 from shardax.state.lifted import Lifted, weakly
 from shardax.state.prefixes import (
+    OTHER_TREES,
     Assignment,
     bind_all,
     has,
     has_graph_node,
     is_mapping_prefix,
     needs_mesh,
+    other_trees,
     per_argument,
 )
 from shardax.state.sharing import Pick, picker
@@ -80,6 +85,11 @@ def _assign(lift: Lift, lifted: Lifted, gathered: Gathered, options: JitOptions)
         return None
     form = lifted.form
     prefixes = per_argument(options.in_shardings, form, "in_shardings")
+    plain = zip(form.plain, gathered.plain, strict=True)
+    arguments = argument_names(lifted.function, form.count)
+    others = other_trees((arguments[place], prefixes[place], tree) for place, tree in plain)
+    if others:
+        raise StateShardingError("in_shardings do not match the arguments", others, OTHER_TREES)
     by_number: list[Any] = [None] * len(lifted.graph.specs)
     for place, number in enumerate(lifted.own):
         by_number[number] = gathered.cells[place]
@@ -130,6 +140,10 @@ def _donated_state(lifted: Lifted, gathered: Gathered) -> frozenset[int]:
 
 def _buffers(tree: Any) -> list[Any]:
     return [(aval.shape, aval.dtype) for aval in map(jax.typeof, jax.tree.leaves(tree))]
+
+
+def _is_gone(array: Any) -> bool:
+    return isinstance(array, Tracer) or array.is_deleted()
 
 
 def _shown(buffers: list[Any]) -> str:
@@ -190,7 +204,7 @@ class Keeper:
         before = self.compilations()
         outcome = self.jitted(donated, kept, plain, named)
         if self.compilations() != before:
-            return outcome[0], self._keep(self._shardings((donated, kept)), outcome[1])
+            return outcome[0], self._look((donated, kept), outcome[1])
         return outcome
 
     def _call_with_care(self, operands: Any) -> tuple[Any, Result]:
@@ -202,7 +216,7 @@ class Keeper:
         before = compilations()
         out, result = jitted(*operands)
         if compilations() != before:
-            result = self._keep(self._shardings(operands), result)
+            result = self._look(operands, result)
         return out, with_moved(result, moved) if moved else result
 
     def _variant(self, operands: Any) -> Any:
@@ -243,15 +257,50 @@ class Keeper:
         if not moved:
             self.seen = now
             return operands, {}
-        arrays = jax.device_put([values[number] for number in moved], [self.wanted[number] for number in moved])
+        try:
+            arrays = jax.device_put([values[number] for number in moved], [self.wanted[number] for number in moved])
+        except ValueError as error:
+            self._refuse_misfits(values, error)
+            raise
         new = dict(zip([self.placed[number] for number in moved], arrays, strict=True))
         inputs = [*donated, *kept]
         for place, array in new.items():
             inputs[self.where[place]] = array
         return (type(donated)(inputs[: len(donated)]), type(kept)(inputs[len(donated) :]), *operands[2:]), new
 
+    def _refuse_misfits(self, values: Sequence[Any], cause: Exception) -> None:
+        """Say which cells their shardings do not cut evenly."""
+        names = self.lifted.input_names()
+        found = [
+            (fit_cached(want.spec, tuple(leaf.shape), mesh_shape(want.mesh), 1, True), names[place])
+            for place, want, value in zip(self.placed, self.wanted, values, strict=True)
+            for leaf in jax.tree.leaves(value)
+            if isinstance(want, NamedSharding) and hasattr(leaf, "shape")
+        ]
+        misfits = [(fitted, name, None) for fitted, name in found if fitted.corrections]
+        if misfits:
+            raise misfit_error("in_shardings do not cut these cells evenly", misfits) from cause
+
+    def _look(self, operands: Any, result: Result) -> Result:
+        """After a compilation: what became of the arguments, and of what was to come back?"""
+        there = self._keep(self._shardings(operands), result)
+        if there is result:  # else the next call is another program
+            self._warn_of_donated(operands)
+        return there
+
+    def _warn_of_donated(self, operands: Any) -> None:
+        donated = [(self.lifted.order[number], value) for number, value in enumerate(operands[0])]
+        kept = [
+            f"{self.lifted.input_names()[place]} ({_shown(_buffers(value))})"
+            for place, value in donated
+            if any(isinstance(leaf, jax.Array) and not _is_gone(leaf) for leaf in jax.tree.leaves(value))
+        ]
+        if kept:
+            reason = "no result is of their shape and type"
+            warnings.warn(f"{len(kept)} cells were donated in vain, {reason}: {', '.join(kept)}", stacklevel=2)
+
     def _keep(self, inputs: dict[int, Any], result: Result) -> Result:
-        """After a compilation: hold what came back elsewhere to where it came from."""
+        """Hold what came back elsewhere to where it came from."""
         values = list(result.values)
         strayed: dict[int, Any] = {}
         for number, place in enumerate(result.effects.written):

@@ -10,16 +10,17 @@ from __future__ import annotations
 # pyright: reportPrivateUsage=false
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import jax
 from jax.core import Tracer
 
-from shardax._compat import current_trace, is_staged, trace_of, trace_state_clean
+from shardax._compat import current_trace, is_live, is_staged, trace_of, trace_state_clean
 from shardax.errors import ForeignTraceError, LeakedTracerError
 
 
@@ -98,6 +99,26 @@ _open: list[None] = []  # one entry per open scope of any thread: a read outside
 _warned: set[int] = set()
 
 
+class Busy(Exception):
+    """Raised out of a trace that has to wait for one of another thread, with nothing of JAX's in its hands."""
+
+
+in_place = threading.RLock()
+"""Held while closed-over cells hold traced values themselves (frameworks'; our own stay as they are): who reads or
+writes such cells outside a trace waits for the real ones."""
+
+
+@contextmanager
+def undisturbed() -> Generator[None]:
+    """While it is open, no other thread's trace is in force in the cells; inside a trace nothing is waited for."""
+    if not in_place.acquire(blocking=_local.scope is None):
+        raise Busy
+    try:
+        yield
+    finally:
+        in_place.release()
+
+
 def innermost_scope() -> Scope | None:
     """The scope that is open in this thread, if any."""
     return _local.scope
@@ -118,20 +139,19 @@ def scope_of(cells: Sequence[Any] = (), values: Sequence[Any] = ()) -> Generator
 
 
 def _read(cell: State, scope: Scope | None) -> Any:
-    home = cell._home
-    if scope is not None:
-        if home is scope:
-            return cell._value
+    if scope is not None and cell._home is not scope:
         slot = scope.slot(cell)
         slot.read = True
         return slot.value
     value = cell._value
-    if home is not None and isinstance(value, Tracer):
+    if scope is not None and cell._born is None:
+        return value
+    if isinstance(value, Tracer) and not is_live(value):
         raise LeakedTracerError(
             f"{cell!r} holds a tracer of a trace that is over",
             remedy="return the State from the traced function instead of storing it outside",
         )
-    if not trace_state_clean() and is_staged(current_trace()):
+    if cell._born is None and not trace_state_clean() and is_staged(current_trace()):
         warn_of_constant(cell, repr(cell))
     return value
 
@@ -148,12 +168,22 @@ def warn_of_constant(cell: Any, described: str) -> None:
     )
 
 
+def _birthplace(scope: Scope | None) -> weakref.ref[Any] | None:
+    """The trace of a foreign transformation, if one is open here: in it, and only in it, a new cell may be written."""
+    if trace_state_clean():
+        return None
+    trace = current_trace()
+    return None if scope is not None and trace is scope.trace else weakref.ref(trace)
+
+
 def _write(cell: State, value: Any, scope: Scope | None) -> None:
-    _refuse_foreign_write(cell, value, scope)
-    if scope is None or cell._home is scope:
+    elsewhere = scope if scope is not None and cell._home is not scope else None
+    if elsewhere is not None or cell._born is None or cell._born() is not current_trace():
+        _refuse_foreign_write(cell, value, scope)
+    if elsewhere is None:
         _set_value(cell, value)
         return
-    slot = scope.slot(cell)
+    slot = elsewhere.slot(cell)
     slot.value, slot.written = value, True
 
 
@@ -161,10 +191,7 @@ def _refuse_foreign_write(cell: State, value: Any, scope: Scope | None) -> None:
     trace = current_trace()
     home = scope.trace if scope is not None else None
     if scope is None and trace_state_clean():
-        if isinstance(value, Tracer):
-            raise LeakedTracerError(
-                f"{type(cell).__name__} was given a tracer outside every trace", remedy="store arrays, not tracers"
-            )
+        _refuse_tracer(cell, value)
         return
     if trace is home:
         return
@@ -174,6 +201,13 @@ def _refuse_foreign_write(cell: State, value: Any, scope: Scope | None) -> None:
             f"{type(cell).__name__} is written under a jax transformation that does not know it "
             f"({type(trace).__name__}): the write would be lost or leave a tracer behind",
             remedy="use shardax.jit, not jax.jit; inside scan, cond, grad or vmap, return the value and write it after",
+        )
+
+
+def _refuse_tracer(cell: State, value: Any) -> None:
+    if isinstance(value, Tracer):
+        raise LeakedTracerError(
+            f"{type(cell).__name__} was given a tracer outside every trace", remedy="store arrays, not tracers"
         )
 
 
@@ -200,13 +234,19 @@ class State:
     Keyword arguments are metadata: part of the structure (changing them re-traces), never traced themselves.
     """
 
-    __slots__ = ("__weakref__", "_home", "_spec", "_value")
+    __slots__ = ("__weakref__", "_born", "_home", "_spec", "_value")
     __shardax_box__: ClassVar[bool] = True  # to layouts: what I hold is called what I am called
 
     def __init__(self, value: Any, **metadata: Any) -> None:
-        self._spec = CellSpec.of(type(self), metadata)
+        self._settle(CellSpec.of(type(self), metadata), value)
+        if self._home is None and self._born is None:
+            _refuse_tracer(self, value)
+
+    def _settle(self, spec: CellSpec, value: Any) -> None:
+        """Begin to exist, here: in a scope, in a trace of another transformation, or outside both."""
+        self._spec, self._value = spec, value
         self._home = _local.scope
-        self._value = value
+        self._born = _birthplace(self._home)
 
     @property
     def value(self) -> Any:
@@ -233,7 +273,7 @@ class State:
 
     def __setstate__(self, state: tuple[Any, dict[str, Any]]) -> None:
         value, metadata = state
-        self._spec, self._home, self._value = CellSpec.of(type(self), metadata), _local.scope, value
+        self._settle(CellSpec.of(type(self), metadata), value)
 
 
 class RngState(State):
@@ -265,9 +305,16 @@ class RngState(State):
         return keys[1] if count is None else keys[1:]
 
 
-Reads = tuple[str, str] | Callable[[Sequence[Any], Any], Sequence[Any] | None]
-"""Two attributes of a cell, written into programs; or from cells and their snapshot to a list of values, None where the
-snapshot no longer holds."""
+class Attributes(NamedTuple):
+    """Where a cell has what `Family.snapshot` lists, and where its raw value: a program reads them itself."""
+
+    described: str
+    value: str
+    locked: bool  # is the value that of a trace while another thread traces over the cell?
+
+
+Reads = Attributes | Callable[[Sequence[Any], Any], Sequence[Any] | None]
+"""Attributes; or from cells and their snapshot to a list of values, None where the snapshot no longer holds."""
 
 
 class Family(Protocol):
@@ -277,7 +324,7 @@ class Family(Protocol):
 
     @property
     def reads(self) -> Reads:
-        """How raw values are read outside every trace: what `snapshot` lists and where the value is, or a function."""
+        """How raw values are read outside every trace."""
         ...
 
     def spec(self, cell: Any) -> Any:
@@ -324,7 +371,7 @@ class OwnCells:
     """The family of `State`: redirected by the scope, so nothing has to be entered or left."""
 
     name = "shardax"
-    reads = ("_spec", "_value")
+    reads = Attributes("_spec", "_value", locked=False)
 
     def spec(self, cell: State) -> CellSpec:
         return cell._spec
@@ -337,7 +384,7 @@ class OwnCells:
 
     def make(self, spec: CellSpec, value: Any) -> State:
         cell: State = object.__new__(spec.cls)
-        cell._spec, cell._home, cell._value = spec, _local.scope, value
+        cell._settle(spec, value)
         return cell
 
     def respec(self, cell: State, spec: CellSpec) -> None:

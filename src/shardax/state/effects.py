@@ -7,7 +7,7 @@ per call tells the caller what to do, and it stays right when JAX re-traces by i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -109,7 +109,7 @@ def _placed(ref: Ref, own: bool, count: int) -> Ref:
     tag, number = ref
     if tag == "n":
         return ("n", number + count if own else number)
-    if tag == "e":
+    if tag == "e" and number < count:
         return ("n", number)
     return ref if own and tag in "bv" else ("s", None)
 
@@ -131,10 +131,9 @@ class Emission:
         nodes: dict[int, int],
         leaves: dict[int, int],
         boxes: frozenset[int],
-        is_outside: Callable[[Any], bool],  # can the function reach an object without its arguments?
+        outside: Container[Any],
     ) -> None:
-        self.cells, self.nodes, self.leaves, self.boxes = cells, nodes, leaves, boxes
-        self.is_outside = is_outside
+        self.cells, self.nodes, self.leaves, self.boxes, self.outside = cells, nodes, leaves, boxes, outside
         self.recipe = Recipe()
         self.values: list[Any] = []
         self.born: list[Any] = []  # the cells that `recipe.born` describes
@@ -151,8 +150,7 @@ class Emission:
         role = role_in(value, mode)
         if role is ARRAY:
             return self._array(value, alias)
-        plain = role is OBJECT and not (holds_cells(value) or holds_tracers(value))
-        if role is STATIC or (plain and self.is_outside(value)):  # what was made inside is made anew at every call
+        if role is STATIC or (role is OBJECT and self._stays(value)):
             return ("s", Frozen(value))
         if identity in self._seen:
             return self._seen[identity]
@@ -163,6 +161,10 @@ class Emission:
         self.born.append(value)
         self.recipe.born.append((role, role.spec(value), self._value(role.get(value))))
         return ref
+
+    def _stays(self, value: Any) -> bool:
+        """Does a plain object stay itself? One that was made inside is made again by every call."""
+        return not (holds_cells(value) or holds_tracers(value)) and value in self.outside
 
     def _array(self, value: Any, alias: bool) -> Ref:
         number = self.leaves.get(id(value))

@@ -9,15 +9,56 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from operator import is_, itemgetter
 from typing import Any
 
-from shardax.state.graph import paths_of, survey
-from shardax.state.kinds import ARRAY, BOX, LIBRARIES, OBJECT, SCALAR, STATIC, UNKNOWN, Kind, role_of
+from shardax.state.graph import Record, paths_of, survey
+from shardax.state.kinds import ARRAY, BOX, LIBRARIES, OBJECT, SCALAR, STATIC, UNKNOWN, Frozen, Kind, Opened, role_of
 
 _EMPTY = object()
 _INSIDE = ("__wrapped__", "func", "__func__")  # where decorators, partials and methods keep their function
+
+
+@dataclass(frozen=True, eq=False)
+class Surrounding:
+    """A framework's node that a function closes over, as it was found: its attributes are structure of the function."""
+
+    node: Any
+    kind: Kind
+    opened: Opened
+    structure: tuple[Any, ...]
+
+    def record(self) -> Record:
+        """The node as one of a graph."""
+        return Record(self.kind, type(self.node), self.opened.keys, self.opened.extra, "auto")
+
+    def restore(self) -> None:
+        """Undo what was done to the attributes since."""
+        now = self.kind.open(self.node, "auto")
+        if now.keys != self.opened.keys or not all(map(is_, now.values, self.opened.values)):
+            self.kind.fill(self.node, self.opened.keys, self.opened.values, self.opened.extra)
+
+    def statics(self) -> Iterator[tuple[str, str]]:
+        """What a re-trace may come of: attributes that are no cells, as text."""
+        for key, value in zip(self.opened.keys, self.structure[1], strict=True):
+            if isinstance(value, Frozen):
+                yield self.kind.step(key), repr(value)
+
+
+@contextmanager
+def entered(surroundings: Sequence[Surrounding]) -> Generator[None]:
+    """While it is open, closed-over nodes belong to the trace; what happened to them is undone at its end."""
+    tokens = [(surrounding, surrounding.kind.enter(surrounding.node)) for surrounding in surroundings]
+    try:
+        yield
+    finally:
+        for surrounding, token in tokens:
+            surrounding.kind.leave(surrounding.node, token)
+            surrounding.restore()
 
 
 class Watch:
@@ -27,6 +68,19 @@ class Watch:
         self.lists: list[tuple[Sequence[Any], list[Any], bool]] = []
         self.mappings: list[tuple[Any, Callable[[Any], Any], tuple[Any, ...]]] = []
         self.closures: list[tuple[types.CellType, Any]] = []
+        self.surroundings: list[Surrounding] = []
+
+    @property
+    def structure(self) -> tuple[Any, ...]:
+        """What the function depends on of the nodes that it closes over."""
+        return tuple((id(surrounding.node), *surrounding.structure) for surrounding in self.surroundings)
+
+    def finish(self) -> None:
+        """Watch nodes with the same attributes in one loop."""
+        groups: dict[tuple[Any, ...], list[Surrounding]] = {}
+        for surrounding in self.surroundings:
+            groups.setdefault((surrounding.kind, *surrounding.opened.keys), []).append(surrounding)
+        self.groups = [_Group(members) for members in groups.values()]
 
     def doubts(self, name: Callable[[Any], str]) -> Iterator[str]:
         """Expressions of which one is true, or raises a `LookupError` or `ValueError`, if a place holds something else.
@@ -43,6 +97,26 @@ class Watch:
                 yield f"{now} != {then}"
             else:
                 yield f"len({now}) != {len(values)} or not all(map({name(is_)}, {now}, {then}))"
+        for group in self.groups:
+            yield f"not {name(group.holds)}()"
+
+
+class _Group:
+    """Nodes with the same attributes, and what all of those held."""
+
+    def __init__(self, members: Sequence[Surrounding]) -> None:
+        kind, keys = members[0].kind, members[0].opened.keys
+        assert kind.mapping is not None
+        self.mapping, self.nodes = kind.mapping, [member.node for member in members]
+        self.lengths = [len(keys) + len(kind.ignored)] * len(members)
+        self.get = itemgetter(*keys) if len(keys) > 1 else lambda held: tuple(held[key] for key in keys)
+        self.values = [value for member in members for value in member.opened.values]
+
+    def holds(self) -> bool:
+        held = list(map(self.mapping, self.nodes))
+        return list(map(len, held)) == self.lengths and all(
+            map(is_, chain.from_iterable(map(self.get, held)), self.values)
+        )
 
 
 def _may_lead(cls: type) -> bool:
@@ -94,6 +168,10 @@ class _Search:
             return any(hits)
         opened = role.open(value, "auto")
         hits = [self.visit(child) for child in opened.values]
+        if role.whole:
+            parts = tuple(id(v) if hit else Frozen(v) for v, hit in zip(opened.values, hits, strict=True))
+            self.watch.surroundings.append(Surrounding(value, role, opened, (opened.keys, parts)))
+            return True
         self._watch_mapping(value, role, opened.keys, opened.values, hits)
         called = self.visit(type(value).__call__) if role is OBJECT and callable(value) else False
         return any(hits) or called
@@ -168,40 +246,66 @@ def closed_over(function: Callable[..., Any]) -> tuple[list[Any], Watch]:
     """The cells that `function` can reach without its arguments, and the places to watch."""
     search = _Search()
     search.visit(function)
+    search.watch.finish()
     return list(search.cells.values()), search.watch
 
 
-def reached_by(function: Callable[..., Any]) -> dict[int, Any]:
-    """Every object that may lead to a cell and that `function` can reach without its arguments, by its `id`."""
-    search = _Search()
-    search.visit(function)
-    return {id(value): value for value in search.alive}
+class Outside:
+    """What a function and some values refer to: what is not here, and no argument, was made by the call."""
+
+    def __init__(self, *roots: Any) -> None:
+        self.roots = roots
+        self.search: _Search | None = None
+
+    def __contains__(self, value: Any) -> bool:
+        if self.search is None:  # few calls make plain objects
+            self.search = _Search()
+            for root in self.roots:
+                self.search.visit(root)
+        return id(value) in self.search.known
 
 
 def names_of(function: Callable[..., Any], cells: Sequence[Any]) -> list[str]:
-    """What closed-over cells are called: by the variables through which the function reaches them.
+    """What closed-over cells and nodes are called: by the variables through which the function reaches them.
 
     >>> from shardax.state.cells import State
     >>> count, layers = State(0), [State(1)]
     >>> names_of(lambda: (count.value, layers), [layers[0], count, State(2)])
     ['layers[0]', 'count', 'State(2)']
     """
-    inner: Any = function
-    while any(hasattr(inner, name) for name in _INSIDE):
-        inner = next(getattr(inner, name) for name in _INSIDE if hasattr(inner, name))
-    code = getattr(inner, "__code__", None)
     found: dict[int, str] = {}
-    if code is not None:
-        places = {name: inner.__globals__[name] for name in _names_in(code) if name in inner.__globals__}
-        variables = dict(zip(code.co_freevars, map(contents, inner.__closure__ or ()), strict=True))
-        for name, value in (variables | places).items():
+    queue, seen = [function], set[int]()
+    while queue:
+        for name, value in _variables(queue.pop(0)):
             for path, cell in _cells_below(name, value):
                 found.setdefault(id(cell), path)
-    return [found.get(id(cell)) or " ".join(repr(cell).split()) for cell in cells]
+            if callable(value) and id(value) not in seen and not isinstance(value, type):
+                seen.add(id(value))
+                queue.append(value)
+    return [found.get(id(cell)) or _described(cell) for cell in cells]
+
+
+def _described(value: Any) -> str:
+    return type(value).__name__ if isinstance(role_of(type(value)), Kind) else " ".join(repr(value).split())
+
+
+def _variables(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function refers to, by name; `self` is the instance of a method."""
+    while any(hasattr(function, name) for name in _INSIDE):
+        if isinstance(function, types.MethodType):
+            yield "self", function.__self__
+        function = next(getattr(function, name) for name in _INSIDE if hasattr(function, name))
+    code = getattr(function, "__code__", None)
+    if code is None or (function.__module__ or "").split(".")[0] in LIBRARIES:
+        return
+    yield from zip(code.co_freevars, map(contents, function.__closure__ or ()), strict=True)
+    yield from ((name, function.__globals__[name]) for name in _names_in(code) if name in function.__globals__)
 
 
 def _cells_below(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     walked = survey([(value, "auto")])
-    paths, _, _ = paths_of(walked.graph, [name])
+    paths, _, nodes = paths_of(walked.graph, [name])
     for number, cell in enumerate(walked.cells):
         yield paths[number], cell
+    for number, node in enumerate(walked.nodes):
+        yield nodes[number], node

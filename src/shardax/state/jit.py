@@ -16,17 +16,19 @@ from shardax.state.forms import chosen
 from shardax.state.kinds import Kind, called, role_of
 from shardax.state.lift import Gathered, Lift, Options
 from shardax.state.lifted import Lifted
-from shardax.state.prefixes import has_graph_node, refuse_odd_entries
+from shardax.state.prefixes import has_graph_node, odd_leaves, refuse_odd_entries
 from shardax.state.retrace import Retraces
 from shardax.state.stages import Lowered, Traced, out_info, stage
+from shardax.state.wrapping import Wrapped
 
 
-class JitWrapped:
+class JitWrapped(Wrapped):
     """A function ready to be called, traced, lowered and compiled; made by `jit`."""
 
+    _options: JitOptions
+
     def __init__(self, function: Callable[..., Any], options: JitOptions) -> None:
-        functools.update_wrapper(self, function)
-        self._options = options
+        super().__init__(function, options)
         static = chosen(function, "static", options.static_argnums, options.static_argnames)
         donate = chosen(function, "donate", options.donate_argnums, options.donate_argnames)
         self.in_shardings, self.out_shardings, self.kwarg_shardings = options.in_shardings, options.out_shardings, None
@@ -96,17 +98,35 @@ class BoundJit:
     """A jitted method of one instance."""
 
     def __init__(self, wrapped: JitWrapped, instance: Any) -> None:
-        functools.update_wrapper(self, wrapped)
         self.__func__, self.__self__ = wrapped, instance
+        self.__doc__, self.__module__ = wrapped.__doc__, wrapped.__module__
+
+    @property
+    def __wrapped__(self) -> Any:
+        return MethodType(self.__func__.__wrapped__, self.__self__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(self.__self__, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in ("__name__", "__qualname__"):  # how it is copied is its own affair
+            raise AttributeError(name)
         member = getattr(self.__func__, name)
         if name in ("eval_shape", "trace", "lower"):
             return functools.partial(member, self.__self__)
         return member
+
+    def __reduce__(self) -> Any:
+        return BoundJit, (self.__func__, self.__self__)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BoundJit) and self.__func__ is other.__func__ and self.__self__ is other.__self__
+
+    def __hash__(self) -> int:
+        return hash((id(self.__func__), id(self.__self__)))
+
+    def __repr__(self) -> str:
+        return f"<{self.__func__!r} of {type(self.__self__).__name__}>"
 
 
 def jit(
@@ -190,6 +210,10 @@ def _check(options: JitOptions) -> None:
                 remedy="a StateSharding says which cell gets which sharding",
             )
         refuse_odd_entries(prefix, argument)
+        odd = odd_leaves(prefix, argument, "sharding")
+        if odd:
+            remedy = "NamedSharding(mesh, spec), or a PartitionSpec on the mesh in force"
+            raise StateShardingError(f"{argument} takes shardings and trees of them", odd, remedy)
     if options.abstracted_axes is not None:
         raise ArgumentError(
             f"abstracted_axes is not available in jax {jax.__version__}",

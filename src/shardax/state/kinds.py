@@ -61,6 +61,7 @@ class Kind:
     ignored: frozenset[str] = frozenset()  # keys of `mapping` that are no children
     guarded: tuple[str, ...] = ()  # those of them on which the structure depends: compared in the steady state
     rank: Callable[[Any], Any] | None = None  # where a framework sorts the children of what it merges: by this of keys
+    whole = False  # where a function closes over such a node: is each attribute structure, as it is in an argument?
 
     def open(self, node: Any, mode: Mode) -> Opened:
         raise NotImplementedError
@@ -76,6 +77,12 @@ class Kind:
     def make(self, cls: type, keys: tuple[Any, ...], values: Sequence[Any], extra: Any) -> Any:
         """The node with its children (immutable kinds)."""
         raise NotImplementedError
+
+    def enter(self, node: Any) -> Any:
+        """Make a closed-over node belong to the trace that begins; returns a token for `leave`."""
+
+    def leave(self, node: Any, token: Any) -> None:
+        """Undo `enter`."""
 
     def step(self, key: Any) -> str:
         """How a child is written in a path."""

@@ -29,8 +29,9 @@ import jax
 
 from shardax._compat import trace_state_clean
 from shardax.errors import ShardaxError
+from shardax.state.cells import Busy, in_place, innermost_scope
 from shardax.state.effects import Result, carry_out, is_ref
-from shardax.state.environment import closed_over
+from shardax.state.environment import Watch, closed_over
 from shardax.state.faults import explain
 from shardax.state.forms import NONE_CHOSEN, Chosen, Form, form_of, root_names
 from shardax.state.graph import Graph, survey
@@ -38,6 +39,7 @@ from shardax.state.kinds import holds_cells, role_of
 from shardax.state.lifted import Environment, Lifted, Misplaced, NewlyMet, Recompile, flat_arguments
 from shardax.state.plan import Gathered, Plan, split
 
+_TELLING = (NewlyMet, Misplaced, Recompile, Busy, TypeError, ValueError, RuntimeError)
 _KEPT = 512  # structures
 _KEPT_CLOSURES = 4  # sets of closed-over cells, which are kept alive
 _KEPT_PLANS = 32  # per tuple of argument types; each is small, but its static values live as long as it does
@@ -52,6 +54,12 @@ class Options:
     donate: Chosen = NONE_CHOSEN
     graph: tuple[bool | None, bool | None] = (None, None)  # flax's `graph` and `graph_updates`
     context: Callable[[], Any] | None = None  # what else the lifted function depends on, as a hashable value
+
+
+def wait() -> None:
+    """Wait until no other thread traces over closed-over cells."""
+    with in_place:
+        pass
 
 
 def types_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -89,7 +97,7 @@ class Lift:
         donated, kept = lifted.part(values) if lifted.split is not None else ((), values)
         try:
             out, result = call(donated, kept, args if plan.take is None else plan.take(args), kwargs)
-        except (NewlyMet, Misplaced, Recompile, TypeError, ValueError) as error:
+        except _TELLING as error:
             self._learn(error, plan.split(found, args, kwargs), args, kwargs)
             return self._call(args, kwargs, self.prepare(args, kwargs))
         effects = result.effects
@@ -105,7 +113,7 @@ class Lift:
             try:
                 out, result = self.compiled(gathered)(*gathered.operands())
                 break
-            except (NewlyMet, Misplaced, Recompile, TypeError, ValueError) as error:
+            except _TELLING as error:
                 self._learn(error, gathered, args, kwargs)
             gathered = self.prepare(args, kwargs)
         return self.finish(gathered, out, result)
@@ -114,12 +122,14 @@ class Lift:
         """Take note of what a trace found out, so that the next one goes well; any other error is raised, explained."""
         if isinstance(error, NewlyMet):
             self.meet(error.cells)
+        elif isinstance(error, Busy):
+            wait()
         elif isinstance(error, Misplaced):
             self.plans.pop(types_of(args, kwargs), None)
         elif isinstance(error, Recompile):
             gathered.lifted.compiled = None
-        elif isinstance(error, ValueError) or not holds_cells((gathered.plain, gathered.named)):
-            self._explain(error, gathered)
+        elif isinstance(error, (ValueError, RuntimeError)) or not holds_cells((gathered.plain, gathered.named)):
+            self.explain(error, gathered)
             raise error
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gathered | None:
@@ -142,15 +152,16 @@ class Lift:
         """Run the compiled function; compile it first where this is its first call."""
         try:
             return self.compiled(gathered)(*gathered.operands())
-        except (TypeError, ValueError) as error:
-            self._explain(error, gathered)
+        except (TypeError, ValueError, RuntimeError) as error:
+            self.explain(error, gathered)
             raise
 
     @staticmethod
-    def _explain(error: Exception, gathered: Gathered) -> None:
+    def explain(error: Exception, gathered: Gathered) -> None:
+        """Raise a better error if what went into a call explains this one."""
         if isinstance(error, ShardaxError):
             return
-        given = flat_arguments(gathered.lifted, gathered.plain, gathered.named)
+        given = flat_arguments(gathered.lifted, gathered.plain, gathered.named, gathered.given)
         explain(error, zip(gathered.lifted.input_names(), gathered.values, strict=True), given)
 
     def compiled(self, gathered: Gathered) -> Callable[..., Any]:
@@ -171,6 +182,10 @@ class Lift:
                 break
             except NewlyMet as met:
                 self.meet(met.cells)
+            except Busy:
+                if innermost_scope() is not None:
+                    raise  # the call that opened it waits
+                wait()
             except Recompile:
                 gathered.lifted.compiled = None
         return self.finish(gathered, out, result, inside=True)
@@ -195,7 +210,7 @@ class Lift:
             if id(cell) in environment.identities
         }
         context = None if self.context is None else self.context()
-        lifted = self._lifted(form, found.graph, environment, pinned, context)
+        lifted = self._lifted(form, found.graph, environment, pinned, context, watch)
         environment = lifted.environment
         cells = [found.cells[place] for place in lifted.own] + list(environment.cells)
         plan = Plan(lifted, found, watch, cells, context)
@@ -214,13 +229,14 @@ class Lift:
         self.plans[key] = (plan, *self.plans.get(key, ())[: _KEPT_PLANS - 1])
 
     def _lifted(
-        self, form: Form, graph: Graph, environment: Environment, pinned: dict[int, int], context: Any
+        self, form: Form, graph: Graph, environment: Environment, pinned: dict[int, int], context: Any, watch: Watch
     ) -> Lifted:
         specs = tuple(role_of(type(cell)).spec(cell) for cell in environment.cells)
-        key = (form, graph, tuple(map(id, environment.cells)), specs, tuple(pinned.items()), context)
+        cells = tuple(map(id, environment.cells))
+        key = (form, graph, cells, specs, tuple(pinned.items()), context, watch.structure)
         lifted = self.lifted.get(key)
         if lifted is None:
-            lifted = Lifted(self.function, form, graph, environment, pinned)
+            lifted = Lifted(self.function, form, graph, environment, pinned, watch.surroundings)
             lifted.updates = self.options.graph[1] is not False
             if self.on_lift is not None:
                 self.on_lift(lifted, self)
@@ -267,7 +283,7 @@ class Lift:
                 else ((*gathered.plain, *gathered.given[0]), {**gathered.named, **gathered.given[1]})
             )
             leaves += [leaf for leaf in jax.tree.leaves(given) if is_ref(leaf)]
-        made = carry_out(recipe, values, gathered.cells, gathered.nodes, leaves)
+        made = carry_out(recipe, values, gathered.cells, gathered.lifted.nodes(gathered.nodes), leaves)
         for place, spec in recipe.respecs:
             role_of(type(gathered.cells[place])).respec(gathered.cells[place], spec)
         return out if recipe.out is None else made

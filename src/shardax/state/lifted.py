@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -16,9 +16,9 @@ from jax.sharding import AxisType
 
 from shardax._compat import is_live
 from shardax.arrays.constrain import constrain
-from shardax.state.cells import Family, Scope, scope_of
+from shardax.state.cells import OWN, Busy, Family, Scope, in_place, scope_of
 from shardax.state.effects import Effects, Emission, Recipe, Result, after, is_ref
-from shardax.state.environment import names_of, reached_by
+from shardax.state.environment import Outside, Surrounding, entered, names_of
 from shardax.state.faults import refuse_leaked, refuse_non_arrays
 from shardax.state.forms import Form, argument_names, root_names
 from shardax.state.graph import Builder, Graph, Ref, paths_of
@@ -67,10 +67,17 @@ class Lifted:
     """
 
     def __init__(
-        self, function: Any, form: Form, graph: Graph, environment: Environment, pinned: dict[int, int]
+        self,
+        function: Any,
+        form: Form,
+        graph: Graph,
+        environment: Environment,
+        pinned: dict[int, int],
+        surroundings: Sequence[Surrounding] = (),
     ) -> None:
         self.function, self.form, self.graph, self.environment = function, form, graph, environment
         self.pinned = pinned  # argument cell -> the closed-over cell that it is
+        self.surroundings = tuple(surroundings)  # nodes that are closed over: numbered after those of the graph
         self.own = tuple(place for place in range(len(graph.specs)) if place not in pinned)
         self.cells = len(self.own) + len(environment.cells)
         self.size = self.cells + graph.leaves
@@ -118,6 +125,11 @@ class Lifted:
         closed = [f"closed-over {name}" for name in names_of(self.function, self.environment.cells)]
         return [cells[n] for n in self.own] + closed + [leaves[n] for n in range(self.graph.leaves)]
 
+    def nodes(self, argument_node: Callable[[int], Any], closed: Sequence[Any] = ()) -> Callable[[int], Any]:
+        """Nodes by their number: those of the arguments, then those that are closed over, or what stands for them."""
+        first, closed = len(self.graph.records), closed or [surrounding.node for surrounding in self.surroundings]
+        return lambda number: argument_node(number) if number < first else closed[number - first]
+
     # ---- tracing ----------------------------------------------------------------------------------------------------
 
     def run(self, donated: Any, kept: Any, plain: Any, named: Any, given: Any = ((), {})) -> tuple[Any, Result]:
@@ -147,7 +159,7 @@ class Lifted:
         with scope_of() as scope:
             before = [_contents(raw) for raw in raws]
             lasts: list[Any] = []
-            with self._redirected(scope, raws[len(self.own) :], lasts):
+            with self._redirected(scope, raws[len(self.own) :], lasts), entered(self.surroundings):
                 families = [self.graph.specs[number] for number in self.own]
                 stand_ins = [family.make(spec, raw) for (family, spec), raw in zip(families, raws, strict=False)]
                 builder, args, kwargs = self._arguments(stand_ins, leaves, plain, named)
@@ -186,6 +198,11 @@ class Lifted:
         """While it is open, the closed-over cells hold `closed`; what they held last comes into `lasts`."""
         tokens: list[tuple[Family, Any]] = []
         failure = None
+        exclusive = bool(discoverers or self.surroundings) or any(
+            family is not OWN for family, _ in self.environment.families
+        )
+        if exclusive and not in_place.acquire(blocking=False):
+            raise Busy  # to wait here, inside a trace that others may want the result of, could be to wait for ever
         try:
             for family, run in self.environment.families:
                 tokens.append((family, family.enter(scope, self.environment.cells[run], closed[run])))
@@ -198,6 +215,8 @@ class Lifted:
         finally:
             for family, token in tokens:
                 lasts += family.leave(scope, token)
+            if exclusive:
+                in_place.release()
         if scope.found:
             raise NewlyMet(scope.found) from failure
         if failure is not None:
@@ -240,14 +259,19 @@ class Lifted:
         cells = {id(cell): place for place, cell in enumerate(stand_ins)}
         cells.update({id(cell): len(self.own) + place for place, cell in enumerate(self.environment.cells)})
         mutable = {n: node for n, node in builder.nodes.items() if self.graph.records[n].kind.mutable}
+        records, contents = [*self.graph.records], {**builder.contents}
+        for number, surrounding in enumerate(self.surroundings, len(records)):
+            mutable[number], contents[number] = surrounding.node, list(surrounding.opened.values)
+            records.append(surrounding.record())
         kept = {id(leaf): n for n, leaf in enumerate(leaves) if is_ref(leaf) or (len(self.own) + n) not in self.donate}
         refs = [leaf for leaf in jax.tree.leaves(given) if is_ref(leaf)]
         kept.update({id(leaf): len(leaves) + place for place, leaf in enumerate(refs)})
-        nodes = {id(node): number for number, node in mutable.items()}
-        reached = cache(lambda: reached_by(self.function))
-        emission = Emission(cells, nodes, kept, self.graph.boxes, lambda value: id(value) in reached())
+        static = [value.value for _, value in (*self.form.static, *self.form.static_names)]
+        numbers = {id(node): number for number, node in mutable.items()}
+        emission = Emission(cells, numbers, kept, self.graph.boxes, Outside(self.function, *static))
         if self.updates:
-            emission.changes(mutable, builder.contents, self.graph.records)
+            emission.changes(mutable, contents, records)
+            self._warn_of_arrays(emission.recipe)
             self._shard_born(emission)
         boxes = {id(leaves[number]) for number in self.graph.boxes}
         if (
@@ -261,6 +285,22 @@ class Lifted:
         if self.on_recipe is not None:
             self.on_recipe(emission.recipe)
         return emission, out
+
+    def _warn_of_arrays(self, recipe: Recipe) -> None:
+        """A plain array and a new cell in a closed-over node are new structure: each that is put is another trace."""
+        first = len(self.graph.records)
+        nodes = [surrounding.node for surrounding in self.surroundings]
+        for number, record in recipe.changed:
+            before = () if number < first else self.surroundings[number - first].opened.keys
+            refs = zip(record.keys, record.refs, strict=True)
+            keys = [key for key, (tag, _) in refs if tag == "v" or (tag == "b" and key in before)]
+            if number >= first and keys:
+                name = names_of(self.function, nodes)[number - first]
+                warnings.warn(
+                    f"closed-over {', '.join(name + record.kind.step(key) for key in keys)} is put there anew by the "
+                    "call, and so every call is traced again: write to a cell, or pass the object as an argument",
+                    stacklevel=2,
+                )
 
     def _shard(self, emission: Emission) -> None:
         """Hold what a recipe makes to `out_shardings`."""
@@ -288,10 +328,14 @@ class Lifted:
         _hold_all(emission, assignment)
 
 
-def flat_arguments(lifted: Lifted, plain: Sequence[Any], named: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The plain arguments of a call with their names."""
-    names = argument_names(lifted.function, lifted.form.count)
-    return [*zip([names[place] for place in lifted.form.plain], plain, strict=True), *named.items()]
+def flat_arguments(
+    lifted: Lifted, plain: Sequence[Any], named: dict[str, Any], given: tuple[Any, Any] | None
+) -> list[tuple[str, Any]]:
+    """The plain arguments of a call, `given` being those to donate, with their names."""
+    names, form = argument_names(lifted.function, lifted.form.count), lifted.form
+    donated, donated_named = given or ((), {})
+    places = [names[place] for place in (*form.plain, *form.donated)]
+    return [*zip(places, (*plain, *donated), strict=True), *named.items(), *donated_named.items()]
 
 
 def _hold_all(emission: Emission, assignment: Assignment) -> None:

@@ -16,7 +16,16 @@ from shardax.state.cells import RngState
 from shardax.state.forms import Form, argument_names
 from shardax.state.lift import Gathered, Lift
 from shardax.state.lifted import Lifted
-from shardax.state.prefixes import Assignment, is_mapping_prefix, is_prefix_leaf, per_argument
+from shardax.state.prefixes import (
+    OTHER_TREES,
+    Assignment,
+    is_mapping_prefix,
+    is_prefix_leaf,
+    odd_leaves,
+    other_trees,
+    per_argument,
+    refuse_odd_entries,
+)
 
 REPLICATED = PartitionSpec()
 
@@ -177,8 +186,21 @@ def cut(specs: Any) -> bool:
     return bool(_axes(specs))
 
 
+def refuse_odd_specs(specs: Any, argument: str) -> None:
+    """Refuse specs that are something else, wherever they stand."""
+    refuse_odd_entries(specs, argument)
+    offences = odd_leaves(specs, argument, "spec")
+    if offences:
+        raise ShardMapError(
+            f"{argument} takes specs and trees of them", offences, "PartitionSpec('axis'), P() for replicated"
+        )
+
+
 def check_fit(assigned: Assigned, mesh: AnyMesh, kept: Sequence[Any], plain: Any) -> None:
-    """Refuse arrays that their specs do not cut evenly: all of them, by name."""
+    """Refuse arrays that their specs do not cut evenly, and trees of other specs: all of them, by name."""
+    others = other_trees(zip(assigned.arguments, assigned.plain, plain, strict=True))
+    if others:
+        raise ShardMapError("in_specs do not match the arguments", others, OTHER_TREES)
     shape = mesh_shape(mesh)
     pairs = [*zip(assigned.inputs, kept, strict=True), *zip(assigned.plain, plain, strict=True)]
     found: list[tuple[int, str, Fit]] = []

@@ -258,6 +258,13 @@ class Mapped:
                 "to cut a state like its argument: state_in_specs={the_state: P(...)}, and state_out_specs where its "
                 "result lies otherwise",
             ) from error
+        if "out_specs" in text:
+            raise ShardMapError(_of_the_result(text)) from error
+
+
+def _of_the_result(text: str) -> str:
+    """JAX's words on results, which are the first of what we return, as said of the caller's function."""
+    return re.sub(r"(out_specs|\(\*args\))\[0\]", r"\1", text)
 
 
 def _results(out_specs: Any) -> Any:

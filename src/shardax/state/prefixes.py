@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -78,6 +78,30 @@ def refuse_odd_entries(prefix: Any, argument: str) -> None:
             offences,
             "a NamedSharding, a PartitionSpec on the current mesh, or None",
         )
+
+
+OTHER_TREES = "one for all of an argument, or the same containers with one for each inside"
+
+
+def odd_leaves(prefix: Any, argument: str, wanted: str) -> list[Offence]:
+    """The ends of a prefix that cannot be meant: text, numbers, arrays."""
+    return [
+        Offence(argument + jax.tree_util.keystr(path), f"{leaf!r} ({type(leaf).__name__}) is no {wanted}")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(prefix, is_leaf=is_prefix_leaf)
+        if isinstance(leaf, (str, bytes)) or role_in(leaf, "data") is ARRAY
+    ]
+
+
+def other_trees(arguments: Iterable[tuple[str, Any, Any]]) -> list[Offence]:
+    """The arguments without state whose prefixes are of other containers."""
+    offences: list[Offence] = []
+    for name, prefix, tree in arguments:
+        try:
+            jax.tree.map(lambda _, part: part, prefix, tree, is_leaf=is_prefix_leaf)
+        except ValueError:
+            there = jax.tree.structure(prefix, is_leaf=is_prefix_leaf)
+            offences.append(Offence(name, f"{jax.tree.structure(tree)} is given, against {there}"))
+    return offences
 
 
 def bind(sharding: Any, mesh: Any, argument: str) -> Any:

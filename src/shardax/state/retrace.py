@@ -10,7 +10,8 @@ import jax
 
 from shardax.errors import MeshConflictError
 from shardax.names.mesh import current_mesh
-from shardax.state.forms import argument_names
+from shardax.state.environment import names_of
+from shardax.state.forms import argument_names, root_names
 from shardax.state.graph import Graph, Ref
 from shardax.state.lift import Lift
 from shardax.state.lifted import Lifted
@@ -65,21 +66,8 @@ class Retraces:
         return "\n".join(lines) if lines else "the context: a setting of jax"
 
     def _differences(self, old: Traced, new: Traced) -> list[str]:
-        lines = _diff(self._static(old.lifted), self._static(new.lifted))
-        if old.lifted is not new.lifted:
-            lines += _diff(self._structure(old.lifted), self._structure(new.lifted))
-            if set(old.lifted.environment.identities) != set(new.lifted.environment.identities):
-                lines.append("the cells that the function closes over")
-        lines += _diff(self._types(old), self._types(new))
+        lines = differences(old.lifted, new.lifted) + _diff(self._types(old), self._types(new))
         return lines + [f"the context: {line}" for line in _diff(old.context, new.context)]
-
-    def _static(self, lifted: Lifted) -> dict[str, str]:
-        names = argument_names(self.lift.function, lifted.form.count)
-        found = {names[place]: repr(value) for place, value in lifted.form.static}
-        return found | {name: repr(value) for name, value in lifted.form.static_names}
-
-    def _structure(self, lifted: Lifted) -> dict[str, str]:
-        return describe(lifted.graph, self.lift.root_names(lifted.form))
 
     def _types(self, traced: Traced) -> dict[str, str]:
         lifted = traced.lifted
@@ -91,6 +79,37 @@ class Retraces:
         for name, tree in named.items():
             found |= _leaves(name, tree)
         return found
+
+
+def differences(old: Lifted, new: Lifted) -> list[str]:
+    """What is not the same in the structure of two calls, one per line."""
+    lines = _diff(_static(old), _static(new))
+    if old is new:
+        return lines
+    lines += _diff(_structure(old), _structure(new))
+    lines += _diff(_surroundings(old), _surroundings(new))
+    if set(old.environment.identities) != set(new.environment.identities):
+        lines.append("the cells that the function closes over")
+    return lines
+
+
+def _static(lifted: Lifted) -> dict[str, str]:
+    names = argument_names(lifted.function, lifted.form.count)
+    found = {names[place]: repr(value) for place, value in lifted.form.static}
+    return found | {name: repr(value) for name, value in lifted.form.static_names}
+
+
+def _structure(lifted: Lifted) -> dict[str, str]:
+    return describe(lifted.graph, root_names(lifted.function, lifted.form))
+
+
+def _surroundings(lifted: Lifted) -> dict[str, str]:
+    names = names_of(lifted.function, [surrounding.node for surrounding in lifted.surroundings])
+    return {
+        f"closed-over {name}{step}": text
+        for name, surrounding in zip(names, lifted.surroundings, strict=True)
+        for step, text in surrounding.statics()
+    }
 
 
 def _alike(a: Traced, b: Traced) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec, get_abstract_mesh
 
 from shardax._compat import backend_initialised, trace_state_clean
-from shardax.errors import ArgumentError, ShardMapError
+from shardax.errors import ArgumentError, Offence, ShardMapError, UnknownAxisError
 from shardax.names.mesh import AnyMesh, MeshLike, MeshSpec, as_mesh, required_mesh
 from shardax.names.mesh_build import make_mesh
 from shardax.state.aliasing import refuse_shared
@@ -28,17 +28,19 @@ from shardax.state.graph import survey
 from shardax.state.kinds import Kind, holds_cells, role_of
 from shardax.state.lift import Gathered, Lift, Options
 from shardax.state.lifted import Lifted
-from shardax.state.map_specs import MapOptions, Specs, assign
+from shardax.state.map_specs import MapOptions, Specs, assign, refuse_odd_specs
 from shardax.state.mapping import Mapped
 from shardax.state.prefixes import is_mapping_prefix
+from shardax.state.wrapping import Wrapped
 
 
-class ShardMapped:
+class ShardMapped(Wrapped):
     """A function mapped over the shards of its arguments; made by `shard_map`."""
 
+    _options: MapOptions
+
     def __init__(self, function: Callable[..., Any], options: MapOptions) -> None:
-        functools.update_wrapper(self, function)
-        self._function, self._options = function, options
+        super().__init__(function, options)
         self._lifts: dict[frozenset[str], Lift] = {}
 
     @property
@@ -138,9 +140,9 @@ def shard_map(
         missing = "in_specs" if in_specs is ... else "out_specs"
         raise ArgumentError(f"shard_map needs {missing}", remedy="P() for a replicated argument or result")
     target = None if mesh is None else as_mesh(mesh)
-    names = frozenset(axis_names)
-    if auto is not None:
-        names = frozenset(map(str, MeshSpec.of(required_mesh(target, "shard_map(auto=...)")).names)) - frozenset(auto)
+    names = frozenset(axis_names) if auto is None else _manual(target, frozenset(auto), frozenset(axis_names))
+    for argument, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+        refuse_odd_specs(specs, argument)
     options = MapOptions(
         mesh=target,
         in_specs=in_specs,
@@ -156,6 +158,21 @@ def shard_map(
     if f is None:
         return lambda function: _wrap(function, options)
     return _wrap(f, options)
+
+
+def _manual(mesh: AnyMesh | MeshSpec | None, auto: frozenset[str], names: frozenset[str]) -> frozenset[str]:
+    """The axes that are mapped over, where those that are not were given."""
+    known = list(map(str, MeshSpec.of(required_mesh(mesh, "shard_map(auto=...)")).names))
+    unknown = [Offence("auto", f"{axis!r} is no axis of the mesh {tuple(known)}") for axis in sorted(auto - {*known})]
+    if unknown:
+        raise UnknownAxisError("shard_map names axes that the mesh does not have", unknown)
+    manual = frozenset(known) - auto
+    if names and names != manual:
+        raise ArgumentError(
+            f"auto={sorted(auto)} leaves {sorted(manual)} to map over, and axis_names={sorted(names)}",
+            remedy="axis_names alone: auto is its older spelling, of the other axes",
+        )
+    return manual
 
 
 def _wrap(function: Any, options: MapOptions) -> ShardMapped:

@@ -8,13 +8,15 @@ from typing import Any
 import jax
 
 from shardax.errors import CompiledCallError, Offence
+from shardax.state.cells import Busy
 from shardax.state.effects import Result, carry_out
-from shardax.state.faults import explain, is_array
+from shardax.state.faults import explain, is_array, refuse_non_arrays
 from shardax.state.forms import argument_names
 from shardax.state.graph import Builder, paths_of
 from shardax.state.kinds import role_of
-from shardax.state.lift import Gathered, Lift
+from shardax.state.lift import Gathered, Lift, wait
 from shardax.state.lifted import Lifted, NewlyMet, Recompile, flat_arguments
+from shardax.state.retrace import differences
 
 
 def stage(lift: Lift, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Gathered]:
@@ -26,8 +28,13 @@ def stage(lift: Lift, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
             return getattr(compiled, "jitted", compiled).trace(*gathered.operands()), gathered
         except NewlyMet as met:
             lift.meet(met.cells)
+        except Busy:
+            wait()
         except Recompile:
             gathered.lifted.compiled = None
+        except (TypeError, ValueError, RuntimeError) as error:
+            lift.explain(error, gathered)
+            raise
 
 
 def out_info(traced: Any, gathered: Gathered) -> Any:
@@ -50,7 +57,19 @@ def _arranged(lifted: Lifted, out: Any, result: Result, inputs: Sequence[Any]) -
     places |= {number: len(lifted.own) + place for number, place in lifted.pinned.items()}
     leaves = inputs[lifted.cells :]
     builder = Builder(lifted.graph.records, lambda ref: leaves[ref[1]] if ref[0] == "l" else cells[places[ref[1]]])
-    return carry_out(recipe, result.values[len(written) :], cells, builder.node, leaves)
+    nodes = lifted.nodes(builder.node, _copies(lifted, cells))
+    return carry_out(recipe, result.values[len(written) :], cells, nodes, leaves)
+
+
+def _copies(lifted: Lifted, cells: Sequence[Any]) -> list[Any]:
+    """The nodes that are closed over, holding other cells."""
+    closed = lifted.surroundings
+    copies = {id(one.node): one.kind.create(type(one.node), one.opened.extra) for one in closed}
+    held = dict(zip(map(id, lifted.environment.cells), cells[len(lifted.own) :], strict=True))
+    for one, copy in zip(closed, copies.values(), strict=True):
+        values = [copies.get(id(value), held.get(id(value), value)) for value in one.opened.values]
+        one.kind.fill(copy, one.opened.keys, values, one.opened.extra)
+    return list(copies.values())
 
 
 def _shape(value: Any) -> Any:
@@ -222,22 +241,31 @@ class Compiled(Stage):
         if gathered.lifted is not self._lifted:
             raise CompiledCallError(
                 f"{self!r} was lowered for other arguments",
+                [Offence("", line) for line in self._differences(gathered)],
                 remedy="lower again for these, or call the jitted function, which re-traces where it must",
             )
         try:
             out, result = self._call(*gathered.operands())
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             self._explain(error, gathered)
             raise
         return self._lift.finish(gathered, out, result)
 
     call = __call__
 
+    def _differences(self, gathered: Gathered) -> list[str]:
+        old, new = self._lifted, gathered.lifted
+        calls = [(form.count, form.names) for form in (old.form, new.form)]
+        if calls[0] == calls[1]:
+            return differences(old, new)
+        shown = [f"{count} positional arguments, and {', '.join(names) or 'nothing'} by name" for count, names in calls]
+        return [f"{shown[0]} → {shown[1]}"]
+
     def _explain(self, error: Exception, gathered: Gathered) -> None:
         """Say of the caller's arguments what JAX says of the flat list: of which other types they are, or where."""
         lifted, inner = self._lifted, self._inner
-        given = flat_arguments(lifted, gathered.plain, gathered.named)
-        explain(error, zip(lifted.input_names(), gathered.values, strict=True), given)
+        cells = list(zip(lifted.input_names(), gathered.values, strict=True))
+        refuse_non_arrays(cells, error)
         want, where = _named(lifted, *inner.in_avals[0]), _named(lifted, *inner.input_shardings[0])
         have = _named(lifted, *gathered.operands())
         offences = [Offence(name, "was lowered, and is not given") for name in want if name not in have]
@@ -247,6 +275,7 @@ class Compiled(Stage):
         if offences:
             remedy = "lower again for these, or call the jitted function"
             raise CompiledCallError(f"{self!r} was lowered for other arguments", offences, remedy) from error
+        explain(error, cells, flat_arguments(lifted, gathered.plain, gathered.named, gathered.given))
 
     def as_text(self) -> str | None:
         """The optimised program as text."""

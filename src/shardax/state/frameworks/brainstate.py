@@ -9,7 +9,6 @@ from __future__ import annotations
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -25,14 +24,12 @@ from jax.extend import source_info_util
 
 from shardax._compat import current_trace, is_staged, trace_state_clean
 from shardax.errors import ForeignTraceError
-from shardax.state.cells import Scope, Slot, warn_of_constant
+from shardax.state.cells import Scope, Slot, in_place, undisturbed, warn_of_constant
 from shardax.state.kinds import Frozen, Kind, Mode, Opened, discoverers, register
 
 _INTERNAL = frozenset({"_value", "_level", "_source_info", "_trace_state", "_hooks_manager", "_been_writen"})
 _RESTORED = ("_value", "_trace_state", "_been_writen")
 _get_dict: Callable[[Any], dict[str, Any]] = attrgetter("__dict__")
-# States that are closed over hold traced values while their function is traced; other threads wait for the real ones.
-_tracing = threading.RLock()
 
 
 class StateSpec:
@@ -107,7 +104,7 @@ class States:
     def get(self, cell: Any) -> Any:
         if TRACE_CONTEXT.state_stack:
             return cell.value  # recorded by whoever traces
-        with _tracing:
+        with undisturbed():
             value = cell._read_value()
         if not trace_state_clean() and not cell._trace_state.is_valid() and is_staged(current_trace()):
             warn_of_constant(cell, _described(cell))
@@ -170,7 +167,7 @@ class States:
         """The raw values, where nobody wants to know of every read."""
         if TRACE_CONTEXT.state_stack:
             return None  # somebody wants to know of every read
-        with _tracing:
+        with in_place:
             for place in snapshot.careful:
                 cells[place].check_if_deleted()
             dicts = list(map(_get_dict, cells))
@@ -178,7 +175,7 @@ class States:
 
     def write_all(self, cells: Iterable[Any], values: Iterable[Any]) -> None:
         cells = list(cells)
-        with _tracing:
+        with in_place:
             hooked = True in [cell._hooks_manager._has_hooks for cell in cells]
             if hooked or TRACE_CONTEXT.state_stack or GlobalHookRegistry.instance().has_hooks():
                 for cell, value in zip(cells, values, strict=True):
@@ -191,7 +188,6 @@ class States:
     # ---- while a function is traced ---------------------------------------------------------------------------------
 
     def enter(self, scope: Scope, cells: Sequence[Any], values: Sequence[Any]) -> Entered:
-        _tracing.acquire()
         before = [{name: vars(cell)[name] for name in _RESTORED} for cell in cells]
         for cell, value in zip(cells, values, strict=True):
             vars(cell).update(_value=value, _trace_state=StateJaxTracer())
@@ -201,24 +197,19 @@ class States:
         return Entered(stack, cells, before)
 
     def leave(self, scope: Scope, token: Entered) -> list[Any]:
-        try:
-            stack = token.stack
-            del TRACE_CONTEXT.state_stack[TRACE_CONTEXT.state_stack.index(stack) :]  # and what an exception left on it
-            last = [vars(cell)["_value"] for cell in token.cells]
-            for cell, before in zip(token.cells, token.before, strict=True):
-                vars(cell).update(before)
-            for cell, original, written in zip(
-                stack.states, stack.original_state_values, stack.been_writen, strict=True
-            ):
-                slot = scope.slots.get(id(cell))
-                if slot is not None:
-                    slot.read, slot.written = True, written
-                elif not cell._trace_state.is_valid():  # else it was born in this very trace
-                    vars(cell)["_value"] = original
-                    scope.found.append(cell)
-            return last
-        finally:
-            _tracing.release()
+        stack = token.stack
+        del TRACE_CONTEXT.state_stack[TRACE_CONTEXT.state_stack.index(stack) :]  # and what an exception left on it
+        last = [vars(cell)["_value"] for cell in token.cells]
+        for cell, before in zip(token.cells, token.before, strict=True):
+            vars(cell).update(before)
+        for cell, original, written in zip(stack.states, stack.original_state_values, stack.been_writen, strict=True):
+            slot = scope.slots.get(id(cell))
+            if slot is not None:
+                slot.read, slot.written = True, written
+            elif not cell._trace_state.is_valid():  # else it was born in this very trace
+                vars(cell)["_value"] = original
+                scope.found.append(cell)
+        return last
 
 
 def _described(cell: Any) -> str:
@@ -229,7 +220,7 @@ def _described(cell: Any) -> str:
 class NodeKind(Kind):
     """An instance of a subclass of `brainstate.graph.Node` (every `nn.Module`): its attributes."""
 
-    name, mutable = "brainstate node", True
+    name, mutable, whole = "brainstate node", True, True
     mapping: Callable[[Any], dict[Any, Any]] | None = attrgetter("__dict__")
 
     def open(self, node: Any, mode: Mode) -> Opened:

@@ -16,7 +16,7 @@ from flax.nnx import graphlib, pytreelib, tracers, variablelib
 
 from shardax._compat import current_trace, is_staged, trace_state_clean
 from shardax.errors import ForeignTraceError
-from shardax.state.cells import Scope, warn_of_constant
+from shardax.state.cells import Attributes, Scope, in_place, undisturbed, warn_of_constant
 from shardax.state.kinds import BOX, Frozen, Kind, Mode, Opened, called, register
 
 _set_raw: Any = nnx.Variable.__dict__["_raw_value"].__set__
@@ -47,7 +47,7 @@ class Variables:
     """The family of `nnx.Variable`."""
 
     name = "flax.nnx"
-    reads = ("_var_metadata", "_raw_value")
+    reads = Attributes("_var_metadata", "_raw_value", locked=True)
 
     def spec(self, cell: Any) -> VariableSpec:
         return VariableSpec(cell)
@@ -59,7 +59,8 @@ class Variables:
     def get(self, cell: Any) -> Any:
         if not trace_state_clean() and not cell._trace_state.is_valid() and is_staged(current_trace()):
             warn_of_constant(cell, type(cell).__name__)
-        return cell._raw_value
+        with undisturbed():
+            return cell._raw_value
 
     def set(self, cell: Any, value: Any) -> None:
         try:
@@ -90,7 +91,8 @@ class Variables:
         return [cell._trace_state for cell in cells]
 
     def write_all(self, cells: Iterable[Any], values: Iterable[Any]) -> None:
-        any(map(_set_raw, cells, values))  # the slot's setter returns None: `any` only drives the loop
+        with in_place:
+            any(map(_set_raw, cells, values))  # the slot's setter returns None: `any` only drives the loop
 
     def enter(self, scope: Scope, cells: Sequence[Any], values: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
         token = [(cell, cell._raw_value, cell._trace_state) for cell in cells]
@@ -119,6 +121,7 @@ class PytreeKind(Kind):
     ignored = _INTERNAL
     guarded = ("_pytree__nodes",)
     rank: Callable[[Any], Any] | None = staticmethod(_rank)
+    whole = True
 
     def open(self, node: Any, mode: Mode) -> Opened:
         attributes = {name: value for name, value in vars(node).items() if name not in _INTERNAL}
@@ -141,6 +144,14 @@ class PytreeKind(Kind):
         if state is None:
             state = pytreelib.PytreeState(initializing=extra[1], is_setup=extra[2])
         attributes.update({"_pytree__state": state, "_pytree__nodes": extra[0]}, **dict(zip(keys, values, strict=True)))
+
+    def enter(self, node: Any) -> Any:
+        token = node._pytree__state
+        vars(node)["_pytree__state"] = pytreelib.PytreeState(token.initializing, token.is_setup)  # of this trace
+        return token
+
+    def leave(self, node: Any, token: Any) -> None:
+        vars(node)["_pytree__state"] = token
 
     def step(self, key: Any) -> str:
         return f".{key}"
