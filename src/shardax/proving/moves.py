@@ -78,9 +78,9 @@ def moves(
 
     >>> sizes = {"dp": 4, "tp": 2}
     >>> moves((("dp",), ()), ((), ()), (64, 64), 4, sizes)
-    (Move(collective='all-gather', axes=('dp',), payload_bytes=16384),)
+    (Move(collective='all-gather', axes=('dp',), payload_bytes=16384, among=0),)
     >>> moves((("dp",), ()), ((), ("dp",)), (64, 64), 4, sizes)
-    (Move(collective='all-to-all', axes=('dp',), payload_bytes=4096),)
+    (Move(collective='all-to-all', axes=('dp',), payload_bytes=4096, among=0),)
     >>> moves(((), ()), (("dp",), ("tp",)), (64, 64), 4, sizes)
     ()
     """

@@ -209,7 +209,7 @@ class _Search:
         return any(hits)
 
     def _function(self, function: types.FunctionType) -> bool:
-        if (function.__module__ or "").split(".")[0] in LIBRARIES and function.__code__.co_filename[:1] != "<":
+        if _is_of_a_library(function):
             return False
         hits = [self.visit(part) for part in (function.__closure__ or ())]
         hits += [self.visit(part) for part in (function.__defaults__ or ())]
@@ -222,6 +222,11 @@ class _Search:
         if reached:
             self._names(places, reached)
         return any(hits) or bool(reached)
+
+
+def _is_of_a_library(function: types.FunctionType) -> bool:
+    """Is it a library's own? What is typed at a prompt, or in a doctest, is nobody's."""
+    return (function.__module__ or "").split(".")[0] in LIBRARIES and function.__code__.co_filename[:1] != "<"
 
 
 def contents(cell: types.CellType) -> Any:
@@ -296,7 +301,7 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
             yield "self", function.__self__
         function = next(getattr(function, name) for name in _INSIDE if hasattr(function, name))
     code = getattr(function, "__code__", None)
-    if code is None or (function.__module__ or "").split(".")[0] in LIBRARIES:
+    if code is None or _is_of_a_library(function):
         return
     yield from zip(code.co_freevars, map(contents, function.__closure__ or ()), strict=True)
     yield from ((name, function.__globals__[name]) for name in _names_in(code) if name in function.__globals__)
