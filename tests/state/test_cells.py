@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import shardax as sx
+from shardax.state.kinds import role_of
 
 
 def test_a_cell_holds_an_array_a_tree_or_a_number():
@@ -102,6 +103,32 @@ def test_a_read_under_a_foreign_jit_warns_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jax.jit(lambda x: x + scale.value)(3.0)
+
+
+@pytest.mark.parametrize("family", ["shardax", "flax.nnx", "brainstate"])
+def test_another_cell_at_the_same_address_is_warned_of_too(family):
+    pytest.importorskip(family)
+    make = {"shardax": lambda: sx.State(jnp.float32(2))}
+    if family == "flax.nnx":
+        from flax import nnx
+
+        make[family] = lambda: nnx.Param(jnp.float32(2))
+    elif family == "brainstate":
+        import brainstate
+
+        make[family] = lambda: brainstate.State(jnp.float32(2))
+    get = role_of(type(make[family]())).get
+    addresses = []
+    for _ in range(50):
+        cell = make[family]()
+        addresses.append(id(cell))
+        with pytest.warns(UserWarning, match="baked in as a constant"):
+            jax.jit(lambda x, cell=cell: x * get(cell))(3.0)
+        jax.clear_caches()
+        del cell
+        if addresses[-1] in addresses[:-1]:
+            return
+    pytest.fail("no address came twice")
 
 
 @pytest.mark.parametrize("transform", ["scan", "grad", "vmap", "cond"])

@@ -96,7 +96,7 @@ class _Local(threading.local):
 
 _local = _Local()
 _open: list[None] = []  # one entry per open scope of any thread: a read outside every trace asks only this
-_warned: set[int] = set()
+_warned: dict[int, Any] = {}  # by `id`, with what tells that the cell is still the one that was warned of
 
 
 class Busy(Exception):
@@ -156,11 +156,15 @@ def _read(cell: State, scope: Scope | None) -> Any:
     return value
 
 
-def warn_of_constant(cell: Any, described: str) -> None:
-    """Say, once per cell, that a transformation that does not know cells takes what it holds for a constant."""
-    if id(cell) in _warned:
+def warn_of_constant(cell: Any, described: str, mark: Any = None) -> None:
+    """Say, once per cell, that a transformation that does not know cells takes what it holds for a constant.
+
+    `mark` is an object that the cell alone holds, for cells that cannot be referred to weakly.
+    """
+    known = _warned.get(id(cell))
+    if known is not None and (known is mark if mark is not None else known() is cell):
         return
-    _warned.add(id(cell))
+    _warned[id(cell)] = weakref.ref(cell) if mark is None else mark
     warnings.warn(
         f"{described} is read under a jax transformation that is not shardax's: its value is baked in as a constant "
         "and later writes will not be seen; use shardax.jit",

@@ -58,7 +58,7 @@ class Variables:
 
     def get(self, cell: Any) -> Any:
         if not trace_state_clean() and not cell._trace_state.is_valid() and is_staged(current_trace()):
-            warn_of_constant(cell, type(cell).__name__)
+            warn_of_constant(cell, type(cell).__name__, cell._trace_state)
         with undisturbed():
             return cell._raw_value
 
