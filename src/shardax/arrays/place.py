@@ -167,6 +167,8 @@ class _Route(Enum):
 
 def _route(leaf: Any, sharding: Sharding) -> _Route:
     """`jax.device_put` alone would leave a host copy cached on every array whose blocks change."""
+    if isinstance(leaf, np.ndarray):  # first: to ask whether something is one of JAX's takes microseconds
+        return _Route.TRANSFER
     if isinstance(leaf, Tracer):
         return _Route.TRACED
     if not isinstance(leaf, jax.Array):

@@ -75,6 +75,8 @@ class Decision:
 
 def itemsize_of(dtype: Any) -> int:
     """Bytes of one element; a JAX extended dtype (a PRNG key) counts what its base array holds."""
+    if isinstance(dtype, np.dtype):
+        return dtype.itemsize
     try:
         return dtype_of(dtype).itemsize
     except TypeError:  # a key of an implementation that is not one of JAX's
