@@ -123,6 +123,13 @@ def test_one_screen(target):
     assert "train" in html and "all-gather" in html and "<module>" not in html
 
 
+def test_a_screen_has_no_column_with_nothing_in_it():
+    x = shape(8, 4)
+    proof = sx.prove(lambda x: x.sum(), x, mesh="dp=2", target="cpu:2", in_specs=P("dp"))
+    header = next(line for line in str(proof).splitlines() if line.split()[:2] == ["op", "axes"])
+    assert header.split()[-1] == "where" and proof.ledger.table().columns[-1] == "what"
+
+
 def test_nothing_is_allocated():
     before = sum(array.nbytes for array in jax.live_arrays())
     huge = shape(1 << 17, 1 << 16, dtype=BF16)  # 16 GiB

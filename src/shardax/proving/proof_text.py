@@ -93,7 +93,8 @@ def _collectives(proof: Proof) -> Iterator[str]:
 
 def _narrow(table: Table) -> Table:
     """What a screen has room for: no types, not who asked (the ledger's own table has both), the end of long paths."""
-    kept = [place for place, name in enumerate(table.columns) if name not in ("dtype", "by")]
+    empty = {name for place, name in enumerate(table.columns) if not any(row[place] for row in table.rows)}
+    kept = [place for place, name in enumerate(table.columns) if name not in {"dtype", "by", *empty}]
     rows = tuple(tuple(_LONG_PATH.sub(r"…\1", row[place]) for place in kept) for row in table.rows)
     return replace(table, columns=tuple(table.columns[place] for place in kept), rows=rows)
 
