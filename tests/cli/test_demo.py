@@ -54,4 +54,4 @@ def test_what_the_demo_needs_is_said(monkeypatch, quickly):
     monkeypatch.setitem(example.NEEDED, "not_there_at_all", "some-distribution")
     ended = quickly("demo")
     assert (ended.code, ended.out) == (2, "")
-    assert "some-distribution: is not installed" in ended.err and 'pip install "shardax[demo]"' in ended.err
+    assert "some-distribution: not installed" in ended.err and 'pip install "shardax[demo]"' in ended.err

@@ -23,6 +23,7 @@ from shardax.errors import Offence, ShardaxError
 
 WIDTH_OF_A_FILE, LINES_OF_A_FILE = 118, 40
 PACKAGE = str(Path(shardax.__file__).parent)
+_SHOWN = 3  # so many places are named, of more only the first
 
 
 class Screen(Console):
@@ -138,10 +139,12 @@ class Listed:
 
 
 def grouped(offences: Sequence[Offence]) -> list[tuple[Offence, int]]:
-    """Offences that differ only in their place, as one with the first place, and their number.
+    """Offences that differ only in their place, as one with the places, or the first of many; and their number.
 
-    >>> [(str(one), count) for one, count in grouped([Offence("a", "no rule"), Offence("b", "no rule")])]
-    [('a and 1 more: no rule', 2)]
+    >>> [(str(one), count) for one, count in grouped([Offence(name, "no rule") for name in "ab"])]
+    [('a, b: no rule', 2)]
+    >>> [(str(one), count) for one, count in grouped([Offence(name, "no rule") for name in "abcd"])]
+    [('a and 3 more: no rule', 4)]
     """
     found: dict[str, list[Offence]] = {}
     for offence in offences:
@@ -150,8 +153,9 @@ def grouped(offences: Sequence[Offence]) -> list[tuple[Offence, int]]:
 
 
 def _with_others(alike: Sequence[Offence]) -> Offence:
-    first, others = alike[0], len(alike) - 1
-    return replace(first, where=f"{first.where} and {others} more") if others else first
+    places = [offence.where for offence in alike]
+    few = len(places) <= _SHOWN
+    return replace(alike[0], where=", ".join(places) if few else f"{places[0]} and {len(places) - 1} more")
 
 
 def _unknown(error: BaseException) -> Iterator[str]:

@@ -26,7 +26,7 @@ def place() -> Path:
 
 def require() -> None:
     """Everything that the example imports, or one error that names what is missing."""
-    absent = [Offence(name, "is not installed") for module, name in NEEDED.items() if not _is_there(module)]
+    absent = [Offence(name, "not installed") for module, name in NEEDED.items() if not _is_there(module)]
     if absent:
         raise CommandError("the demo trains a Flax model", absent, 'pip install "shardax[demo]"')
 
