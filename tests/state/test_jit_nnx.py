@@ -81,6 +81,7 @@ def test_training_steps_equal_those_of_nnx():
 def test_transforms_taken_inside_are_no_change_of_structure(inside):
     """flax leaves the attributes of what it merges sorted: were that a change, every call would carry it out again."""
     jitted, model = sx.jit(inside), Net(nnx.Rngs(0))
+    model.scales = nnx.List([nnx.Param(jnp.ones(1)) for _ in range(11)])  # "10" is after "9"
     optimizer = nnx.Optimizer(model, optax.sgd(1e-2, momentum=0.9), wrt=nnx.Param)
     for _ in range(2):
         jitted(model, optimizer, jnp.ones((8, 4)))
